@@ -11,19 +11,16 @@ _here = Path(__file__).parent
 if __name__ == "tinygrad_qkv" and not (_here / "nn").is_dir():
     __path__.append(str(_here.parent))
 
-# What stands above the engine is imported when it is first asked for: the engine needs neither layers nor drawings.
-_LAZY = {"nn": "tinygrad_qkv.nn", "draw_graph": "tinygrad_qkv.viz.graph"}
-
 __all__ = ["draw_graph", "nn"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'tinygrad_qkv' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
-    value = module if module.__name__ == f"tinygrad_qkv.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
+    """Import what stands above the engine when it is first asked for: the engine itself needs no layer and no drawing."""
+    if name == "nn":
+        return importlib.import_module("tinygrad_qkv.nn")
+    if name == "draw_graph":
+        return importlib.import_module("tinygrad_qkv.viz.graph").draw_graph
+    raise AttributeError(f"module 'tinygrad_qkv' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
