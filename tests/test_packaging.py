@@ -134,6 +134,13 @@ def test_uninstalled_checkout_on_the_import_path(plain, checkout, tmp_path):
     assert_source(lines, checkout / "tinygrad_qkv", checkout / "nn")
 
 
+def test_a_walk_over_the_modules_of_a_checkout_ends(plain, checkout):
+    walk = (
+        "import pkgutil, tinygrad_qkv; print(len(list(pkgutil.walk_packages(tinygrad_qkv.__path__, 'tinygrad_qkv.'))))"
+    )
+    assert int(plain.run("-c", walk, cwd=checkout)[0]) < 500
+
+
 def test_editable_install_inside_the_checkout(editable, checkout):
     assert_source(editable.run("-c", PROBE, cwd=checkout), checkout / "tinygrad_qkv", checkout / "nn")
 
@@ -144,8 +151,9 @@ def test_editable_install_outside_the_checkout(editable, checkout, tmp_path):
 
 def test_regular_install_outside_the_checkout(regular, tmp_path):
     installed = regular.site / "tinygrad_qkv"
-    version = "import importlib.metadata as m; assert m.version('tinygrad_qkv') == tinygrad_qkv.__version__"
-    assert_source(regular.run("-c", PROBE + version, cwd=tmp_path), installed, installed / "nn")
+    version = "import importlib.metadata as m; assert m.version('tinygrad_qkv') == tinygrad_qkv.__version__\n"
+    path = "assert len(tinygrad_qkv.__path__) == 1  # its neighbours in site-packages are no submodules of it"
+    assert_source(regular.run("-c", PROBE + version + path, cwd=tmp_path), installed, installed / "nn")
 
 
 def test_regular_install_inside_the_checkout_never_mixes_the_two(regular, checkout):

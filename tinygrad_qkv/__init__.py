@@ -15,7 +15,7 @@ __all__ = ["draw_graph", "nn"]
 
 
 def __getattr__(name: str) -> object:
-    """Import what stands above the engine when it is first asked for: the engine itself needs no layer and no drawing."""
+    """Import what stands above the engine when it is first asked for: the engine itself needs none of it."""
     if name == "nn":
         return importlib.import_module("tinygrad_qkv.nn")
     if name == "draw_graph":
