@@ -2,6 +2,11 @@
 
 import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `__getattr__` below brings these when the program runs
+    from tinygrad_qkv import nn
+    from tinygrad_qkv.viz.graph import draw_graph
 
 __version__ = "0.1.0"
 
