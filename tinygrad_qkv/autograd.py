@@ -1,0 +1,367 @@
+"""The tape: every op records a node here, and backward walks the nodes from the latest to the earliest.
+
+A `Node` knows the op that made a tensor, its parents, what its rules need, and one rule (pullback) per parent.
+Nodes are numbered in the order of their creation, so the reverse of that order is a reverse topological one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tinygrad_qkv.modes import grad_mode, module_frame, recording_mode, switched
+from tinygrad_qkv.tensor import Memory, Tensor
+
+tick = itertools.count(1).__next__  # numbers nodes and in-place writes in one sequence
+PACKAGE = str(Path(__file__).parent)
+
+
+class _Output:
+    """Stands in `saved` for the op's own result: a node must not hold the Tensor that holds the node."""
+
+    def __repr__(self) -> str:
+        return "OUTPUT"
+
+
+OUTPUT = _Output()
+
+
+class Line(NamedTuple):
+    """The user's source line that called an op."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+class Node:
+    """One recorded op, or one leaf: what made a tensor, from which parents, and how its gradient goes back.
+
+    `parents` holds a Node per operand, or the number itself for a Python scalar.  `pullbacks` is a tuple with one
+    rule per parent, or one function that returns the contributions to all of them; None once backward has freed it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "dtype",
+        "formulas",
+        "frame",
+        "grad",
+        "line",
+        "memory",
+        "name",
+        "number",
+        "op",
+        "output",
+        "parents",
+        "pullbacks",
+        "requires_grad",
+        "saved",
+        "shape",
+        "value",
+    )
+
+    def __init__(self, op: str, array: np.ndarray, memory: Memory, requires_grad: bool):
+        self.op, self.shape, self.dtype = op, array.shape, array.dtype
+        self.number = tick()
+        self.memory = memory
+        self.requires_grad = requires_grad
+        self.parents: tuple[Node | float, ...] = ()
+        self.saved: tuple = ()
+        self.pullbacks: tuple[Callable | None, ...] | Callable | None = ()
+        self.formulas: tuple[str, ...] = ()
+        self.output: np.ndarray | None = None
+        self.name: str | None = None
+        self.frame = self.line = self.value = self.grad = None
+
+    @property
+    def is_leaf(self) -> bool:
+        """True for a tensor that no recorded op made."""
+        return not self.parents
+
+    def __repr__(self) -> str:
+        label = f" {self.name!r}" if self.name else ""
+        return f"<Node {self.number} {self.op}{label} {self.shape} {self.dtype}>"
+
+
+def leaf_node(tensor: Tensor, requires_grad: bool = False) -> Node:
+    """The node of `tensor`; a tensor without one becomes a leaf of the graph."""
+    if tensor._node is None:
+        tensor._node = Node("leaf", tensor._data, tensor._memory, requires_grad)
+    return tensor._node
+
+
+def record(
+    y: np.ndarray,
+    op: str,
+    parents: tuple[Tensor | float, ...],
+    saved: tuple = (),
+    pullbacks: tuple[Callable | None, ...] | Callable = (),
+    formulas: tuple[str, ...] = (),
+) -> Tensor:
+    """Wrap an op's result as a Tensor and, where a parent requires grad, put the op on the tape.
+
+    `saved` is what the rules read: parents, `OUTPUT` (which then stands first) for the result itself, and plain
+    values such as masks, axes and shapes.  Every rule is called as `pullback(g, *saved)`, with arrays in an ordinary
+    backward and with Tensors under `create_graph`; it must capture nothing differentiable.  `formulas` says the same
+    rules as text, over the names of the rules' parameters.
+    """
+    if type(y) is not np.ndarray:
+        y = np.asarray(y)
+    memory = Memory()
+    if y.base is not None:
+        memory = _shared_memory(y, parents, memory)
+    out = Tensor.wrap(y, memory)
+    if not grad_mode.get():
+        return out
+    for p in parents:
+        if isinstance(p, Tensor) and p._node is not None and p._node.requires_grad:
+            break
+    else:
+        return out
+    node = out._node = Node(op, y, memory, True)
+    node.parents = tuple([(p._node or leaf_node(p)) if isinstance(p, Tensor) else p for p in parents])
+    node.saved, node.pullbacks, node.formulas = saved, pullbacks, formulas
+    if saved and saved[0] is OUTPUT:
+        node.output = y
+    node.frame = module_frame.get()
+    if recording_mode.get():
+        _keep_values(node, y, parents)
+    return out
+
+
+def _shared_memory(y: np.ndarray, parents: tuple, own: Memory) -> Memory:
+    """The memory of the parent that `y` is a view of, so that a write through either is seen by both."""
+    for p in parents:
+        if isinstance(p, Tensor) and np.may_share_memory(y, p._data):
+            p._memory.shared = True
+            return p._memory
+    return own
+
+
+def _keep_values(node: Node, y: np.ndarray, parents: tuple) -> None:
+    """Under `recording()`: copies of the values (a later in-place step must not change the record) and the line."""
+    node.value = y.copy()
+    node.line = user_line()
+    for p in parents:
+        if isinstance(p, Tensor) and p._node.is_leaf:
+            p._node.value = p._data.copy()
+
+
+def user_line() -> Line | None:
+    """The innermost line of the call stack that lies outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return Line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+
+
+def ancestry(roots: Iterable[Node]) -> list[Node]:
+    """All nodes that `roots` were made from, roots included, latest first: a reverse topological order."""
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        for parent in stack.pop().parents:
+            if type(parent) is Node and parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return sorted(seen, key=lambda node: node.number, reverse=True)
+
+
+def backward(
+    tensor: Tensor, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False
+) -> None:
+    """Add d tensor / d leaf, times `gradient`, to `.grad` of every leaf that `tensor` was made from.
+
+    See `Tensor.backward`.
+    """
+    node, g = _seed(tensor, gradient, "backward()")
+    order = ancestry([node])
+    leaves = {n for n in order if n.is_leaf and n.requires_grad}
+    found = _sweep({node: g}, order, leaves, create_graph, create_graph if retain_graph is None else retain_graph)
+    with switched(grad_mode, create_graph):
+        for leaf, g in found.items():
+            leaf.grad = g if leaf.grad is None else leaf.grad + g
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `outputs` with respect to `inputs` (leaves or inner tensors), as a tuple; no `.grad` changes.
+
+    `grad_outputs` gives one gradient per output, each of its output's shape; None means 1 and is for scalars.
+    Several outputs add up.  An input that no output depends on raises, or gives None under `allow_unused`.
+    """
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    gradients = [grad_outputs] if not isinstance(grad_outputs, (list, tuple)) else list(grad_outputs)
+    if grad_outputs is None:
+        gradients = [None] * len(outputs)
+    if len(gradients) != len(outputs):
+        raise ValueError(f"grad() got {len(outputs)} outputs and {len(gradients)} grad_outputs; give one for each")
+    for i, x in enumerate(inputs):
+        if not isinstance(x, Tensor) or not x.requires_grad:
+            raise RuntimeError(f"grad(): input {i} does not require grad; make it with requires_grad=True")
+    seeds: dict[Node, Any] = {}
+    for tensor, gradient in zip(outputs, gradients, strict=True):
+        node, g = _seed(tensor, gradient, "grad()")
+        seeds[node] = seeds[node] + g if node in seeds else g
+    wanted = {x._node for x in inputs}
+    order = _leading_to(wanted, ancestry(seeds))
+    found = _sweep(seeds, order, wanted, create_graph, create_graph if retain_graph is None else retain_graph)
+    for i, x in enumerate(inputs):
+        if x._node not in found and not allow_unused:
+            raise RuntimeError(
+                f"grad(): no output depends on input {i} of shape {x.shape}; pass allow_unused=True to get None for it"
+            )
+    return tuple(found.get(x._node) for x in inputs)
+
+
+def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Any]:
+    """The node of `tensor` and the gradient that it starts with, checked."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{caller} needs a Tensor, got {type(tensor).__name__}")
+    if not tensor.requires_grad:
+        raise RuntimeError(
+            f"{caller} on a tensor that was not recorded: nothing it was made from requires grad "
+            "(set requires_grad=True on a leaf), or it was made under no_grad() or detached"
+        )
+    if gradient is None:
+        if tensor._data.size != 1:
+            raise ValueError(
+                f"{caller} without a gradient needs a scalar, got shape {tensor.shape}; "
+                "reduce it first, e.g. .sum(), or pass a gradient of that shape"
+            )
+        return tensor._node, np.ones_like(tensor._data)
+    g = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
+    if g.shape != tensor.shape:
+        raise ValueError(f"{caller}: gradient of shape {g.shape} for a tensor of shape {tensor.shape}; they must agree")
+    if g.dtype != tensor.dtype:
+        g = g.astype(tensor.dtype)
+    return tensor._node, g if g.requires_grad else g._data
+
+
+def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
+    """Those nodes of `order` through which a gradient reaches `wanted`."""
+    useful = set()
+    for node in reversed(order):
+        if node in wanted or any(type(p) is Node and p in useful for p in node.parents):
+            useful.add(node)
+    return [node for node in order if node in useful]
+
+
+def _sweep(
+    seeds: dict[Node, Any], order: list[Node], wanted: set[Node], create_graph: bool, retain_graph: bool
+) -> dict[Node, Tensor]:
+    """Run the rules along `order` and return the gradients of the `wanted` nodes.
+
+    An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves.
+    """
+    for node in order:
+        _check_usable(node)
+    useful = set(order)
+    grads = {
+        n: (g if isinstance(g, Tensor) else Tensor.wrap(g)) if create_graph else getattr(g, "_data", g)
+        for n, g in seeds.items()
+    }
+    owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
+    found: dict[Node, Tensor] = {}
+    with switched(grad_mode, create_graph), np.errstate(all="ignore"):
+        for node in order:
+            g = grads.pop(node, None)
+            if g is None:
+                continue
+            if node in wanted:
+                found[node] = g.clone() if create_graph else Tensor.wrap(g if node in owned else np.array(g, order="C"))
+            if node.parents:
+                if node.value is not None:
+                    node.grad = g.detach() if create_graph else Tensor.wrap(g.copy())
+                _pull(node, g, grads, owned, useful, create_graph)
+                if not retain_graph:
+                    node.saved = node.pullbacks = node.output = None
+    return found
+
+
+def _check_usable(node: Node) -> None:
+    """Refuse a freed node, and one whose saved values were written to since."""
+    if not node.parents:
+        return
+    if node.pullbacks is None:
+        raise RuntimeError(
+            f"backward ran through op '{node.op}' already and freed what it had saved; a second time needs "
+            "retain_graph=True at the first, or a new forward pass"
+        )
+    written = node.output is not None and node.memory.written > node.number
+    if written or any(isinstance(s, Tensor) and s._memory.written > node.number for s in node.saved):
+        where = f" (recorded at {node.line})" if node.line else ""
+        what = "its result" if written else "an operand"
+        raise RuntimeError(
+            f"op '{node.op}' with result shape {node.shape}{where} saved {what} for backward, and that tensor was "
+            "changed in place since; write after backward, or into a copy: t.clone()"
+        )
+
+
+def _pull(node: Node, g: Any, grads: dict, owned: set[Node], useful: set[Node], create_graph: bool) -> None:
+    """Run the rules of one node and add what they give to the gradients of its parents."""
+    if create_graph:
+        values = [Tensor.wrap(node.output, node.memory, node) if s is OUTPUT else s for s in node.saved]
+    else:
+        values = [s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s for s in node.saved]
+    rules = node.pullbacks
+    together = None if isinstance(rules, tuple) else rules(g, *values)
+    for i, parent in enumerate(node.parents):
+        if type(parent) is not Node or not parent.requires_grad or parent not in useful:
+            continue
+        if together is None:
+            rule = rules[i]
+            if rule is None:
+                continue
+            part = rule(g, *values)
+        else:
+            part = together[i]
+        fresh = part is not g and not any(part is v for v in values)
+        part = _fit(part, node, i, parent, create_graph)
+        if parent not in grads:
+            grads[parent] = part
+            if fresh and not create_graph and part.base is None:
+                owned.add(parent)
+        elif parent in owned:
+            grads[parent] += part
+        else:
+            grads[parent] = grads[parent] + part
+            if not create_graph:
+                owned.add(parent)
+
+
+def _fit(part: Any, node: Node, i: int, parent: Node, create_graph: bool) -> Any:
+    """One contribution, brought to the shape and dtype of the parent: the one place where broadcasting is undone."""
+    if create_graph:
+        part = part if isinstance(part, Tensor) else Tensor.wrap(np.asarray(part))
+    elif type(part) is not np.ndarray:
+        part = np.asarray(part)
+    if part.shape != parent.shape:
+        extra = len(part.shape) - len(parent.shape)
+        padded = (1,) * extra + parent.shape
+        if extra < 0 or any(want not in (1, got) for want, got in zip(padded, part.shape, strict=True)):
+            raise ValueError(
+                f"the rule of op '{node.op}' for its operand {i} returned shape {part.shape}; "
+                f"the operand has shape {parent.shape}"
+            )
+        axes = tuple(k for k, want in enumerate(padded) if want == 1 and (part.shape[k] != 1 or k < extra))
+        part = np.reshape(np.sum(part, axis=axes, keepdims=True), parent.shape)
+    if part.dtype != parent.dtype:
+        part = part.astype(parent.dtype)
+    return part

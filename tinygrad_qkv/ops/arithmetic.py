@@ -1,0 +1,124 @@
+"""Arithmetic, element by element, with broadcasting.  The engine sums a gradient over the axes that were stretched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinygrad_qkv.autograd import OUTPUT, record
+from tinygrad_qkv.ops.operands import Operand, floating, numeric, pair, tensor
+from tinygrad_qkv.tensor import Tensor
+
+
+def add(a: Operand, b: Operand) -> Tensor:
+    """a + b."""
+    a, b, x, y = pair(a, b)
+    return record(x + y, "add", (a, b), (), (lambda g: g, lambda g: g), ("da = g", "db = g"))
+
+
+def sub(a: Operand, b: Operand) -> Tensor:
+    """a - b."""
+    a, b, x, y = pair(a, b)
+    return record(x - y, "sub", (a, b), (), (lambda g: g, lambda g: -g), ("da = g", "db = -g"))
+
+
+def mul(a: Operand, b: Operand) -> Tensor:
+    """a * b."""
+    a, b, x, y = pair(a, b)
+    rules = (lambda g, a, b: g * b, lambda g, a, b: g * a)
+    return record(x * y, "mul", (a, b), (a, b), rules, ("da = g * b", "db = g * a"))
+
+
+def div(a: Operand, b: Operand) -> Tensor:
+    """a / b; integers give float32."""
+    a, b, x, y = pair(a, b, to_float=True)
+    rules = (lambda g, a, b: g / b, lambda g, a, b: -g * a / (b * b))
+    return record(np.true_divide(x, y), "div", (a, b), (a, b), rules, ("da = g / b", "db = -g * a / (b * b)"))
+
+
+def floordiv(a: Operand, b: Operand) -> Tensor:
+    """The floor of a / b; a step function, so no gradient flows."""
+    _, _, x, y = pair(a, b)
+    return Tensor.wrap(np.asarray(np.floor_divide(x, y)))
+
+
+def mod(a: Operand, b: Operand) -> Tensor:
+    """a - b * floor(a / b), with the sign of b."""
+    a, b, x, y = pair(a, b)
+    rules = (lambda g, a, b: g, lambda g, a, b: -g * np.floor_divide(a, b))
+    return record(np.mod(x, y), "mod", (a, b), (a, b), rules, ("da = g", "db = -g * floor(a / b)"))
+
+
+def pow(a: Operand, b: Operand) -> Tensor:
+    """a ** b; a negative power of integers is a float.
+
+    a ** 0 has gradient 0, also at a = 0, and so has 0 ** b (b >= 0) with respect to b: limits, where the plain
+    formulas give 0 * inf.
+    """
+    negative = isinstance(a, (int, Tensor, np.ndarray)) and np.any(np.asarray(b) < 0)
+    a, b, x, y = pair(a, b, to_float=bool(negative))
+    return record(
+        np.power(x, y),
+        "pow",
+        (a, b),
+        (OUTPUT, a, b),
+        (_pow_base, _pow_exponent),
+        ("da = where(b == 0, 0, g * b * a ** (b - 1))", "db = where((a == 0) & (b >= 0), 0, g * y * log(a))"),
+    )
+
+
+def _pow_base(g: Any, y: Any, a: Any, b: Any) -> Any:
+    if not np.any(np.equal(b, 0)):
+        return g * b * a ** (b - 1)
+    return np.where(np.equal(b, 0), 0, g * b * np.where(np.equal(b, 0), 1, a) ** (b - 1))
+
+
+def _pow_exponent(g: Any, y: Any, a: Any, b: Any) -> Any:
+    flat = np.equal(a, 0) & np.greater_equal(b, 0)
+    return np.where(flat, 0, g * y * np.log(np.where(flat, 1, a)))
+
+
+def neg(a: Operand) -> Tensor:
+    """-a."""
+    a, x = numeric(a)
+    return record(-x, "neg", (a,), (), (lambda g: -g,), ("da = -g",))
+
+
+def abs(a: Operand) -> Tensor:
+    """|a|; the gradient at 0 is 0."""
+    a, x = numeric(a)
+    return record(np.abs(x), "abs", (a,), (a,), (lambda g, a: g * np.sign(a),), ("da = g * sign(a)",))
+
+
+def sign(a: Operand) -> Tensor:
+    """-1, 0 or 1; its gradient is 0."""
+    a, x = numeric(a)
+    return record(np.sign(x), "sign", (a,), (), (lambda g: np.zeros_like(g),), ("da = zeros_like(g)",))
+
+
+def reciprocal(a: Operand) -> Tensor:
+    """1 / a; integers give float32."""
+    a, x = floating(a)
+    return record(1 / x, "reciprocal", (a,), (OUTPUT,), (lambda g, y: -g * y * y,), ("da = -g * y * y",))
+
+
+def square(a: Operand) -> Tensor:
+    """a * a."""
+    a, x = numeric(a)
+    return record(np.square(x), "square", (a,), (a,), (lambda g, a: 2 * g * a,), ("da = 2 * g * a",))
+
+
+def clone(a: Operand) -> Tensor:
+    """A copy that gradients flow through."""
+    a = tensor(a)
+    return record(a._data.copy(), "clone", (a,), (), (lambda g: g,), ("da = g",))
+
+
+def astype(a: Operand, dtype: Any) -> Tensor:
+    """A copy of another dtype; gradients flow between float dtypes, and are cast back by the engine."""
+    a, dtype = tensor(a), np.dtype(dtype)
+    y = a._data.astype(dtype)
+    if dtype.char not in "fd" or a.dtype.char not in "fd":
+        return Tensor(y)
+    return record(y, "astype", (a,), (), (lambda g: g,), ("da = g",))

@@ -1,0 +1,85 @@
+"""Cross-entropy with its log-softmax inside: one pass over the logits forward and one back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinygrad_qkv import kernels
+from tinygrad_qkv.autograd import record
+from tinygrad_qkv.ops.normalisation import softmax
+from tinygrad_qkv.ops.operands import Operand, floating, plain
+from tinygrad_qkv.ops.reductions import sum
+from tinygrad_qkv.ops.shapes import reshape
+from tinygrad_qkv.tensor import Tensor
+
+
+def cross_entropy(
+    logits: Operand,
+    targets: Operand,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """-log softmax(logits)[target]: logits (..., C), integer targets (...) from 0 to C - 1 or `ignore_index`.
+
+    `label_smoothing` s takes (1 - s) from the target and s / C from every class.  reduction "mean" divides by the
+    number of targets that are not ignored (0 with zero gradient if all are), "sum" adds, "none" keeps (...).
+    A target outside the range raises IndexError.
+    """
+    logits, x = floating(logits)
+    wanted = _checked_targets(plain(targets), x.shape, ignore_index)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing lies between 0 and 1, got {label_smoothing}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is 'mean', 'sum' or 'none', got {reduction!r}")
+    flat = reshape(logits, -1, x.shape[-1]) if x.ndim != 2 else logits
+    rows = x.reshape(-1, x.shape[-1])
+    losses, logsumexp = kernels.cross_entropy(rows, wanted, ignore_index, float(label_smoothing))
+    saved = (flat, wanted, logsumexp, ignore_index, float(label_smoothing))
+    formula = (
+        "dlogits = where(column(targets) == ignore_index, 0, column(g) * "
+        "(softmax(logits, -1) - smoothed(one_hot(targets, logits), label_smoothing)))"
+    )
+    y = record(losses, "cross_entropy", (flat,), saved, (_cross_entropy_pullback,), (formula,))
+    if reduction == "none":
+        return reshape(y, *x.shape[:-1]) if x.ndim != 2 else y
+    kept = int(np.count_nonzero(wanted != ignore_index))
+    return sum(y) if reduction == "sum" else sum(y) / max(kept, 1)
+
+
+def _checked_targets(targets: Any, shape: tuple[int, ...], ignore_index: int) -> np.ndarray:
+    targets = np.asarray(targets)
+    if len(shape) == 0 or targets.shape != shape[:-1]:
+        moved = targets.ndim + 1 == len(shape) and targets.shape == (shape[0], *shape[2:])
+        hint = (
+            "; the classes are the last axis here: move axis 1 there with np.moveaxis(logits, 1, -1)" if moved else ""
+        )
+        raise ValueError(f"logits of shape {shape} need targets of shape {shape[:-1]}, got {targets.shape}{hint}")
+    if targets.dtype.kind not in "iu":
+        raise TypeError(f"targets are class numbers (integers), got {targets.dtype}")
+    targets = targets.reshape(-1).astype(np.int64)
+    wrong = (targets != ignore_index) & ((targets < 0) | (targets >= shape[-1]))
+    if wrong.any():
+        raise IndexError(
+            f"target {targets[wrong][0]} is outside the {shape[-1]} classes of logits of shape {shape} "
+            f"(0 to {shape[-1] - 1}, or ignore_index={ignore_index})"
+        )
+    return targets
+
+
+def _cross_entropy_pullback(
+    g: Any, logits: Any, targets: np.ndarray, logsumexp: np.ndarray, ignore_index: int, label_smoothing: float
+) -> Any:
+    if isinstance(g, np.ndarray):
+        return kernels.cross_entropy_pullback(g, logits, targets, logsumexp, ignore_index, label_smoothing)
+    classes = logits.shape[-1]
+    kept = (targets != ignore_index)[:, None]
+    q = (
+        np.equal(np.where(kept, targets[:, None], 0), np.arange(classes)) * (1 - label_smoothing)
+        + label_smoothing / classes
+    )
+    safe = np.where(kept, logits, 0)  # an ignored row may hold NaN
+    return np.where(kept, np.reshape(g, (-1, 1)) * (softmax(safe, -1) - q.astype(logits.dtype)), 0)

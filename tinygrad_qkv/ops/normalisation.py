@@ -1,0 +1,82 @@
+"""Softmax, log-softmax and layer norm, each one pass of a kernel forward and one back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from tinygrad_qkv import kernels
+from tinygrad_qkv.autograd import OUTPUT, record
+from tinygrad_qkv.ops.operands import Operand, floating, refuse_names, tensor
+from tinygrad_qkv.tensor import Tensor
+
+
+def softmax(x: Operand, axis: int = -1, **unknown: Any) -> Tensor:
+    """exp(x) / sum(exp(x)) along one axis, shifted by the row's maximum; a row of -inf alone is NaN."""
+    refuse_names(unknown)
+    x, v = floating(x)
+    axis = normalize_axis_index(axis, max(v.ndim, 1))
+    formula = "dx = y * (g - sum(g * y, axis))"
+    return record(kernels.softmax(v, axis), "softmax", (x,), (OUTPUT, axis), (_softmax_pullback,), (formula,))
+
+
+def _softmax_pullback(g: Any, y: Any, axis: int) -> Any:
+    if isinstance(g, np.ndarray):
+        return kernels.softmax_pullback(g, y, axis)
+    return y * (g - np.sum(g * y, axis=axis if y.ndim else None, keepdims=True))
+
+
+def log_softmax(x: Operand, axis: int = -1, **unknown: Any) -> Tensor:
+    """x - log(sum(exp(x))) along one axis, shifted by the row's maximum."""
+    refuse_names(unknown)
+    x, v = floating(x)
+    axis = normalize_axis_index(axis, max(v.ndim, 1))
+    y = kernels.log_softmax(v, axis)
+    formula = "dx = g - exp(y) * sum(g, axis)"
+    return record(y, "log_softmax", (x,), (OUTPUT, axis), (_log_softmax_pullback,), (formula,))
+
+
+def _log_softmax_pullback(g: Any, y: Any, axis: int) -> Any:
+    if isinstance(g, np.ndarray):
+        return kernels.log_softmax_pullback(g, y, axis)
+    return g - np.exp(y) * np.sum(g, axis=axis if y.ndim else None, keepdims=True)
+
+
+def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last axis: x (..., D), weight and bias (D,).
+
+    Biased variance in two passes, eps inside the root.  Source: Ba, Kiros, Hinton 2016.
+    """
+    x, v = floating(x)
+    weight, bias = tensor(weight), tensor(bias)
+    if v.ndim == 0 or weight.shape != v.shape[-1:] or bias.shape != v.shape[-1:]:
+        raise ValueError(
+            f"layer_norm of shape {v.shape} needs weight and bias of shape {v.shape[-1:]}, "
+            f"got {weight.shape} and {bias.shape}"
+        )
+    w, b = (np.asarray(t._data, dtype=v.dtype) for t in (weight, bias))
+    y, mu, rstd = kernels.layer_norm(v.reshape(-1, v.shape[-1]), w, b, eps)
+    formulas = (
+        "dx = rstd * (g * weight - mean(g * weight, -1) - (x - mu) * rstd * mean(g * weight * (x - mu) * rstd, -1))",
+        "dweight = g * (x - mu) * rstd",
+        "dbias = g",
+    )
+    rows = (*v.shape[:-1], 1)
+    saved = (x, weight, mu.reshape(rows), rstd.reshape(rows), float(eps))
+    return record(y.reshape(v.shape), "layer_norm", (x, weight, bias), saved, _layer_norm_pullback, formulas)
+
+
+def _layer_norm_pullback(g: Any, x: Any, weight: Any, mu: Any, rstd: Any, eps: float) -> tuple[Any, Any, Any]:
+    """All three gradients: by the kernel on arrays, composed on Tensors (the statistics then are functions of x)."""
+    if isinstance(g, np.ndarray):
+        rows, w = x.reshape(-1, x.shape[-1]), np.asarray(weight, dtype=x.dtype)
+        dx, dweight, dbias = kernels.layer_norm_pullback(g.reshape(rows.shape), rows, w, mu.ravel(), rstd.ravel())
+        return dx.reshape(x.shape), dweight, dbias
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    scale = 1 / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    xhat, gw = centred * scale, g * weight
+    dx = scale * (gw - np.mean(gw, axis=-1, keepdims=True) - xhat * np.mean(gw * xhat, axis=-1, keepdims=True))
+    leading = tuple(range(x.ndim - 1))
+    return dx, np.sum(g * xhat, axis=leading), np.sum(g, axis=leading)

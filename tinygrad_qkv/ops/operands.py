@@ -1,0 +1,100 @@
+"""How an op takes its operands: Tensors as they are, Python and NumPy scalars weak, anything else a copied constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinygrad_qkv.tensor import Tensor
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+Operand = Any  # a Tensor, a number, an array or a nested list
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether an op takes `value` as an operand."""
+    return isinstance(value, (Tensor, np.ndarray, np.generic, int, float, list, tuple))
+
+
+def operand(value: Operand) -> Tensor | float:
+    """A Tensor as it is, a Python or NumPy scalar as a Python number, anything else as a new constant."""
+    if isinstance(value, (Tensor, float, int)):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if not is_numeric(value):
+        raise TypeError(f"an op takes tensors, numbers and arrays, got {type(value).__name__}")
+    return Tensor(value)
+
+
+def tensor(value: Operand) -> Tensor:
+    """A Tensor as it is, anything else as a new constant."""
+    return value if isinstance(value, Tensor) else Tensor(value)
+
+
+def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any, Any]:
+    """Two operands and the values that NumPy computes with, in dtypes whose common one is the result's.
+
+    Tensors of one float dtype, and scalars beside them, pass as they are.  Integers beside floats become those
+    floats (NumPy would make float64 of int64 and float32), and so do they alone under `to_float`.  float16 raises.
+    """
+    a, b = operand(a), operand(b)
+    if isinstance(a, Tensor):
+        x = a._data
+        if isinstance(b, Tensor):
+            y = b._data
+            if x.dtype is y.dtype and x.dtype.char in "fd":
+                return a, b, x, y
+        elif x.dtype.char in "fd":
+            return a, b, x, b
+    return _mixed(a, b, to_float)
+
+
+def _mixed(a: Any, b: Any, to_float: bool) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        a = Tensor(a)
+    x = a._data if isinstance(a, Tensor) else a
+    y = b._data if isinstance(b, Tensor) else b
+    kinds = [refuse_float16(v).dtype for v in (x, y) if isinstance(v, np.ndarray)]
+    floats = [kind for kind in kinds if kind.kind == "f"]
+    if to_float or floats or isinstance(x, float) or isinstance(y, float):
+        to = FLOAT64 if FLOAT64 in floats else FLOAT32
+        x, y = (v.astype(to) if isinstance(v, np.ndarray) and v.dtype.kind != "f" else v for v in (x, y))
+    return a, b, x, y
+
+
+def floating(value: Operand) -> tuple[Tensor, np.ndarray]:
+    """An operand and its values as floats: integers and bools become float32, float16 raises."""
+    t = tensor(value)
+    x = t._data
+    if x.dtype.char in "fd":
+        return t, x
+    return t, refuse_float16(x).astype(FLOAT32)
+
+
+def numeric(value: Operand) -> tuple[Tensor, np.ndarray]:
+    """An operand and its values in their own dtype; float16 raises."""
+    t = tensor(value)
+    return t, refuse_float16(t._data)
+
+
+def refuse_float16(array: np.ndarray) -> np.ndarray:
+    """The array itself, if kernels and rules exist for its dtype."""
+    if array.dtype.char == "e":
+        raise TypeError("float16 is for storage only; convert first: t.astype('float32')")
+    return array
+
+
+def plain(value: Any) -> Any:
+    """The array or number behind an operand that no gradient flows to, such as a mask."""
+    return value._data if isinstance(value, Tensor) else value
+
+
+def refuse_names(unknown: dict) -> None:
+    """Explain PyTorch's keywords where NumPy's are used."""
+    if unknown:
+        name = next(iter(unknown))
+        known = {"dim": "axis", "keepdim": "keepdims", "unbiased": "ddof", "correction": "ddof"}
+        hint = f"; say {known[name]}= as in NumPy" if name in known else ""
+        raise TypeError(f"unknown keyword {name!r}{hint}")

@@ -1,0 +1,238 @@
+"""Reductions over one axis, several axes (a tuple) or all (None); `axis=()` reduces nothing.
+
+In a rule `g` has the result's shape; `_spread` puts the reduced axes back with size 1, so that it broadcasts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from tinygrad_qkv.autograd import OUTPUT, record
+from tinygrad_qkv.ops.arithmetic import abs, pow
+from tinygrad_qkv.ops.operands import Operand, floating, numeric, plain, refuse_names
+from tinygrad_qkv.tensor import Tensor
+
+Axes = int | tuple[int, ...] | list[int] | None
+
+
+def _axes(axis: Axes, ndim: int) -> tuple[int, ...]:
+    """The axes as a sorted tuple of non-negative numbers; a wrong or repeated one raises."""
+    return tuple(range(ndim)) if axis is None else tuple(sorted(normalize_axis_tuple(axis, ndim, "axis")))
+
+
+def _kept(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """`shape` with the reduced axes kept as size 1."""
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+
+
+def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return math.prod(shape[i] for i in axes)
+
+
+def _spread(g: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    return np.broadcast_to(np.reshape(g, _kept(shape, axes)), shape)
+
+
+def sum(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The sum; of nothing it is 0, of booleans the count."""
+    refuse_names(unknown)
+    x, v = numeric(x)
+    axes = _axes(axis, v.ndim)
+    y = np.sum(v, axis=axes, keepdims=keepdims)
+    return record(y, "sum", (x,), (x.shape, axes), (lambda g, shape, axes: _spread(g, shape, axes),), ("dx = g",))
+
+
+def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The arithmetic mean; of nothing it is NaN."""
+    refuse_names(unknown)
+    x, v = floating(x)
+    axes = _axes(axis, v.ndim)
+    n = _count(v.shape, axes)
+    total = np.sum(v, axis=axes, keepdims=keepdims)
+    y = total / n if n else np.full_like(total, np.nan)
+    rule = lambda g, shape, axes, n: _spread(g / n, shape, axes)  # noqa: E731
+    return record(y, "mean", (x,), (x.shape, axes, n), (rule,), ("dx = g / n",))
+
+
+def max(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The largest element (NaN if one is); ties share the gradient equally.  Of nothing it raises ValueError."""
+    refuse_names(unknown)
+    return _extreme(x, "max", np.max, axis, keepdims)
+
+
+def min(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The smallest element (NaN if one is); ties share the gradient equally.  Of nothing it raises ValueError."""
+    refuse_names(unknown)
+    return _extreme(x, "min", np.min, axis, keepdims)
+
+
+def _extreme(x: Operand, name: str, reduce: Any, axis: Axes, keepdims: bool) -> Tensor:
+    x, v = numeric(x)
+    axes = _axes(axis, v.ndim)
+    if _count(v.shape, axes) == 0 and math.prod(_kept(v.shape, axes)):
+        raise ValueError(f"{name} of nothing has no value: shape {v.shape}, axis {axis}")
+    y = reduce(v, axis=axes, keepdims=keepdims)
+    formula = "dx = where((x == y) | isnan(x), g / sum((x == y) | isnan(x), axes), 0)"
+    return record(y, name, (x,), (OUTPUT, x, axes), (_extreme_pullback,), (formula,))
+
+
+def _extreme_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    kept = _kept(x.shape, axes)
+    hit = np.equal(x, np.reshape(y, kept)) | np.isnan(x)
+    ties = np.sum(np.where(hit, 1.0, np.zeros_like(x)), axis=axes, keepdims=True)
+    return np.where(hit, np.reshape(g, kept) / ties, 0)
+
+
+def prod(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The product; of nothing it is 1.  The gradient is right with zeros among the factors."""
+    refuse_names(unknown)
+    x, v = numeric(x)
+    axes = _axes(axis, v.ndim)
+    y = np.prod(v, axis=axes, keepdims=keepdims)
+    return record(y, "prod", (x,), (x, axes), (_prod_pullback,), ("dx = g * product_of_others(x, axes)",))
+
+
+def _prod_pullback(g: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """g times the product of the other factors: no division, which fails at 0."""
+    rest = tuple(i for i in range(x.ndim) if i not in axes)
+    rows = np.reshape(np.transpose(x, rest + axes), (*(x.shape[i] for i in rest), _count(x.shape, axes)))
+    others = _products_of_others(rows) if isinstance(x, np.ndarray) else _products_of_others_composed(rows)
+    others = np.reshape(others, tuple(x.shape[i] for i in rest + axes))
+    return np.reshape(g, _kept(x.shape, axes)) * np.transpose(others, np.argsort(rest + axes).tolist())
+
+
+def _products_of_others(rows: np.ndarray) -> np.ndarray:
+    """Along the last axis: the products of all before an element times those of all after it."""
+    ones = np.ones_like(rows[..., :1])
+    before = np.cumprod(np.concatenate([ones, rows[..., :-1]], axis=-1), axis=-1)
+    after = np.cumprod(np.concatenate([ones, rows[..., :0:-1]], axis=-1), axis=-1)[..., ::-1]
+    return (before * after)[..., : rows.shape[-1]]
+
+
+def _products_of_others_composed(rows: Tensor) -> Tensor:
+    """The same of a Tensor, recorded: one row per left-out factor, so quadratic in the number of factors."""
+    n = rows.shape[-1]
+    repeated = np.broadcast_to(np.expand_dims(rows, -2), (*rows.shape[:-1], n, n))
+    return np.prod(np.where(np.eye(n, dtype=bool), 1, repeated), axis=-1)
+
+
+def var(x: Operand, axis: Axes = None, ddof: int = 0, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The variance, sum((x - mean)^2) / (n - ddof), in two passes."""
+    refuse_names(unknown)
+    x, v = floating(x)
+    axes = _axes(axis, v.ndim)
+    n = _degrees(v.shape, axes, ddof)
+    formula = "dx = g * 2 * (x - mean(x, axes)) / n"
+    return record(_variance(v, axes, n, keepdims), "var", (x,), (x, axes, n), (_var_pullback,), (formula,))
+
+
+def _degrees(shape: tuple[int, ...], axes: tuple[int, ...], ddof: int) -> int:
+    """n - ddof, never below 0: too few elements give NaN or inf and no exception, as in NumPy."""
+    n = _count(shape, axes) - ddof
+    return n if n > 0 else 0
+
+
+def _variance(v: np.ndarray, axes: tuple[int, ...], n: int, keepdims: bool) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        centred = v - np.sum(v, axis=axes, keepdims=True) / _count(v.shape, axes) if v.size else v
+        return np.asarray(np.sum(centred * centred, axis=axes, keepdims=keepdims)) / v.dtype.type(n)
+
+
+def _var_pullback(g: Any, x: Any, axes: tuple[int, ...], n: int) -> Any:
+    centred = x - np.mean(x, axis=axes, keepdims=True)
+    return np.reshape(g, _kept(x.shape, axes)) * centred * (2 / n if n else math.nan)
+
+
+def std(x: Operand, axis: Axes = None, ddof: int = 0, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The standard deviation, sqrt(var); where it is 0 its gradient is 0."""
+    refuse_names(unknown)
+    x, v = floating(x)
+    axes = _axes(axis, v.ndim)
+    n = _degrees(v.shape, axes, ddof)
+    y = np.sqrt(_variance(v, axes, n, keepdims))
+    formula = "dx = where(y == 0, 0, g / y * (x - mean(x, axes)) / n)"
+    return record(y, "std", (x,), (OUTPUT, x, axes, n), (_std_pullback,), (formula,))
+
+
+def _std_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...], n: int) -> Any:
+    flat = np.equal(y, 0)
+    slope = np.where(flat, 0, g / np.where(flat, 1, y)) * (1 / n if n else math.nan)
+    return np.reshape(slope, _kept(x.shape, axes)) * (x - np.mean(x, axis=axes, keepdims=True))
+
+
+def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """log(sum(exp(x))), without overflow; of nothing and of -inf alone it is -inf."""
+    refuse_names(unknown)
+    x, v = floating(x)
+    axes = _axes(axis, v.ndim)
+    top = np.max(v, axis=axes, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore", over="ignore"):
+        y = np.log(np.sum(np.exp(v - top), axis=axes, keepdims=True)) + top
+    y = y if keepdims else np.reshape(y, tuple(n for i, n in enumerate(v.shape) if i not in axes))
+    return record(y, "logsumexp", (x,), (OUTPUT, x, axes), (_logsumexp_pullback,), ("dx = g * exp(x - y)",))
+
+
+def _logsumexp_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    kept = _kept(x.shape, axes)
+    return np.reshape(g, kept) * np.exp(x - np.reshape(np.where(np.equal(y, -np.inf), 0, y), kept))
+
+
+def norm(x: Operand, ord: float = 2, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The vector norm sum(|x|^ord)^(1/ord); ord = inf is the largest |x|.  The gradient at 0 is 0."""
+    refuse_names(unknown)
+    if ord == math.inf:
+        return max(abs(x), axis, keepdims)
+    if ord <= 0:
+        raise ValueError(f"norm's ord is positive or inf, got {ord}")
+    if ord != 2:
+        return pow(sum(pow(abs(x), ord), axis, keepdims), 1 / ord)
+    x, v = floating(x)
+    axes = _axes(axis, v.ndim)
+    y = np.sqrt(np.sum(v * v, axis=axes, keepdims=keepdims))
+    return record(y, "norm", (x,), (OUTPUT, x, axes), (_norm_pullback,), ("dx = where(y == 0, 0, g / y * x)",))
+
+
+def _norm_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    flat = np.equal(y, 0)
+    return np.reshape(np.where(flat, 0, g / np.where(flat, 1, y)), _kept(x.shape, axes)) * x
+
+
+def cumsum(x: Operand, axis: int, **unknown: Any) -> Tensor:
+    """The running sum along one axis."""
+    refuse_names(unknown)
+    x, v = numeric(x)
+    axis = _axes(axis, v.ndim)[0]
+    rule = lambda g, axis: np.flip(np.cumsum(np.flip(g, axis), axis), axis)  # noqa: E731
+    formula = "dx = flip(cumsum(flip(g, axis), axis), axis)"
+    return record(np.cumsum(v, axis=axis), "cumsum", (x,), (axis,), (rule,), (formula,))
+
+
+def argmax(x: Operand, axis: int | None = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The index of the first largest element, int64; no gradient."""
+    refuse_names(unknown)
+    return Tensor.wrap(np.asarray(np.argmax(plain(x), axis=axis, keepdims=keepdims), dtype=np.int64))
+
+
+def argmin(x: Operand, axis: int | None = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """The index of the first smallest element, int64; no gradient."""
+    refuse_names(unknown)
+    return Tensor.wrap(np.asarray(np.argmin(plain(x), axis=axis, keepdims=keepdims), dtype=np.int64))
+
+
+def any(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """Whether one element is true (not 0); no gradient."""
+    refuse_names(unknown)
+    v = plain(x)
+    return Tensor.wrap(np.asarray(np.any(v, axis=_axes(axis, np.ndim(v)), keepdims=keepdims)))
+
+
+def all(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+    """Whether every element is true (not 0); no gradient."""
+    refuse_names(unknown)
+    v = plain(x)
+    return Tensor.wrap(np.asarray(np.all(v, axis=_axes(axis, np.ndim(v)), keepdims=keepdims)))

@@ -1,0 +1,90 @@
+"""Ops that select: the branch that is not taken never reaches the result or a gradient, not even as 0 * inf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinygrad_qkv.autograd import record
+from tinygrad_qkv.ops.operands import Operand, floating, numeric, pair, plain
+from tinygrad_qkv.random import dropout_seed
+from tinygrad_qkv.tensor import Tensor
+
+
+def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
+    """a where the boolean condition holds, else b; all three broadcast."""
+    keep = _mask(condition, "where's condition")
+    a, b, x, y = pair(a, b)
+    rules = (lambda g, keep: np.where(keep, g, 0), lambda g, keep: np.where(keep, 0, g))
+    formulas = ("da = where(keep, g, 0)", "db = where(keep, 0, g)")
+    return record(np.where(keep, x, y), "where", (a, b), (keep,), rules, formulas)
+
+
+def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
+    """x with `value` where the boolean mask is True."""
+    return where(np.logical_not(_mask(mask, "masked_fill's mask")), x, value)
+
+
+def _mask(condition: Operand, what: str) -> np.ndarray:
+    mask = np.array(plain(condition))
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{what} is boolean, got {mask.dtype}; compare first, e.g. mask != 0")
+    return mask
+
+
+def maximum(a: Operand, b: Operand) -> Tensor:
+    """The larger one, NaN if either is; equal operands share the gradient."""
+    a, b, x, y = pair(a, b)
+    rules = (lambda g, a, b: _larger(g, a, b), lambda g, a, b: _larger(g, b, a))
+    formulas = ("da = where(a == b, g / 2, where(a < b, 0, g))", "db = where(a == b, g / 2, where(b < a, 0, g))")
+    return record(np.maximum(x, y), "maximum", (a, b), (a, b), rules, formulas)
+
+
+def minimum(a: Operand, b: Operand) -> Tensor:
+    """The smaller one, NaN if either is; equal operands share the gradient."""
+    a, b, x, y = pair(a, b)
+    rules = (lambda g, a, b: _larger(g, -a, -b), lambda g, a, b: _larger(g, -b, -a))
+    formulas = ("da = where(a == b, g / 2, where(a > b, 0, g))", "db = where(a == b, g / 2, where(b > a, 0, g))")
+    return record(np.minimum(x, y), "minimum", (a, b), (a, b), rules, formulas)
+
+
+def _larger(g: Any, a: Any, b: Any) -> Any:
+    """The part of g that goes to a, where a is larger than b (half of it where they are equal)."""
+    return np.where(np.equal(a, b), g / 2, np.where(np.less(a, b), 0, g))
+
+
+def clip(x: Operand, low: Operand = None, high: Operand = None) -> Tensor:
+    """x, limited to [low, high]; None is no limit.  Inside and on the limits the gradient passes, outside it is 0.
+
+    Limits that are tensors get gradients too: clip is then minimum(maximum(x, low), high).
+    """
+    if low is None and high is None:
+        raise ValueError("clip needs low, high or both")
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        x = x if low is None else maximum(x, low)
+        return x if high is None else minimum(x, high)
+    x, v = floating(x) if isinstance(low, float) or isinstance(high, float) else numeric(x)
+    inside = (v >= (-np.inf if low is None else low)) & (v <= (np.inf if high is None else high)) | np.isnan(v)
+    y = np.clip(v, low, high).astype(v.dtype, copy=False)
+    rule = lambda g, inside: np.where(inside, g, 0)  # noqa: E731
+    return record(y, "clip", (x,), (inside,), (rule,), ("dx = where(inside, g, 0)",))
+
+
+def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) -> Tensor:
+    """Zero each element with probability p and scale the others by 1 / (1 - p); p = 1 gives zeros.
+
+    The mask comes from one 64-bit seed per call through a counter-based generator, so that it does not depend on the
+    number of threads.  Source: Srivastava et al. 2014, in the scaled form that needs nothing at inference.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
+    x, v = floating(x)
+    if p == 0:
+        return x
+    bits = np.random.Generator(np.random.Philox(key=dropout_seed(generator)))
+    keep = bits.random(v.shape, dtype=np.float32) >= p
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    rule = lambda g, keep, scale: np.where(keep, g * scale, 0)  # noqa: E731
+    y = np.where(keep, v * scale, 0)
+    return record(y, "dropout", (x,), (keep, scale), (rule,), ("dx = where(keep, g * scale, 0)",))

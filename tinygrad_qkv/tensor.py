@@ -1,0 +1,689 @@
+"""The Tensor: an array, its gradient and its name; every operator and method is one line that calls an op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage only), float32, float64
+
+
+class Memory:
+    """Who else sees a tensor's buffer, and when the library last wrote to it (in the numbering of the nodes)."""
+
+    __slots__ = ("shared", "written")
+
+    def __init__(self) -> None:
+        self.shared = False
+        self.written = 0
+
+
+def as_array(data: Any, dtype: Any = None) -> np.ndarray:
+    """A new array of a supported dtype: Python floats become float32, ints int64, bools bool; arrays keep theirs."""
+    if isinstance(data, Tensor):
+        data = data._data
+    if isinstance(data, (np.ndarray, np.generic)):
+        array = np.array(data, dtype=dtype)
+    else:
+        array = np.array(_without_tensors(data), dtype=dtype)
+        if dtype is None and _made_of_python_numbers(data):
+            array = array.astype({"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype), copy=False)
+    if array.dtype.char not in DTYPES:
+        raise TypeError(
+            f"a Tensor holds bools, integers or floats (float16, float32, float64), got {array.dtype}; "
+            "pass numbers of one shape, or convert with dtype="
+        )
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def _without_tensors(data: Any) -> Any:
+    """Nested lists with the tensors in them replaced by their arrays."""
+    if isinstance(data, (list, tuple)):
+        return [_without_tensors(item) for item in data]
+    return data._data if isinstance(data, Tensor) else data
+
+
+def _made_of_python_numbers(data: Any) -> bool:
+    """Whether the first number of a nested list is Python's own, which has no dtype to keep."""
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return not isinstance(data, (np.ndarray, np.generic, Tensor))
+
+
+class Tensor:
+    """An n-dimensional array that can remember how it was made.
+
+    `data` is copied: a number, a nested list, an array or a Tensor.  `dtype` wins over the data's own.  With
+    `requires_grad=True` (float32 and float64 only) every op on it is recorded, and `backward()` of a result adds the
+    gradient to `.grad`.  `Tensor.from_numpy(array)` shares memory instead of copying.
+    """
+
+    __array_priority__ = 1000
+    __slots__ = ("__weakref__", "_data", "_memory", "_node")
+
+    _data: np.ndarray
+    _memory: Memory
+    _node: autograd.Node | None
+
+    def __init__(self, data: Any, dtype: Any = None, requires_grad: bool = False):
+        self._data = as_array(data, dtype)
+        self._memory = Memory()
+        self._node = None
+        if requires_grad:
+            self.requires_grad = True
+
+    @classmethod
+    def wrap(cls, array: np.ndarray, memory: Memory | None = None, node: autograd.Node | None = None) -> Tensor:
+        """A Tensor around `array` itself, without a copy; the engine's own way to make one."""
+        tensor = object.__new__(Tensor)
+        tensor._data, tensor._memory, tensor._node = array, memory or Memory(), node
+        return tensor
+
+    @classmethod
+    def from_numpy(cls, array: np.ndarray) -> Tensor:
+        """A Tensor that shares memory with `array`.  NOTE: the library cannot see writes into the source array."""
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"from_numpy needs a NumPy array, got {type(array).__name__}; use Tensor(data)")
+        if array.dtype.char not in DTYPES or not array.dtype.isnative:
+            raise TypeError(f"from_numpy cannot share an array of dtype {array.dtype}; use Tensor(array, dtype=...)")
+        return cls.wrap(array)
+
+    # ---- state
+
+    @property
+    def data(self) -> np.ndarray:
+        """The raw array.  NOTE: backward cannot see writes into it; assign `t.data = ...` instead."""
+        return self._data
+
+    @data.setter
+    def data(self, array: Any) -> None:
+        array = array._data if isinstance(array, Tensor) else np.asarray(array)
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ValueError(
+                f"t.data = ... keeps shape {self.shape} and dtype {self.dtype}, got {array.shape} and {array.dtype}; "
+                "make a new Tensor for another shape or dtype"
+            )
+        self._data = array
+        self._memory.written = autograd.tick()
+
+    @property
+    def grad(self) -> Tensor | None:
+        """What backward accumulated (leaves), or what passed through under `recording()` (inner tensors)."""
+        return None if self._node is None else self._node.grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None:
+            value = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype)
+            if value.shape != self.shape or value.dtype != self.dtype:
+                raise ValueError(
+                    f"a gradient has its tensor's shape and dtype: expected {self.shape} {self.dtype}, "
+                    f"got {value.shape} {value.dtype}"
+                )
+        elif self._node is None:
+            return
+        autograd.leaf_node(self).grad = value
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether ops on this tensor are recorded."""
+        return self._node is not None and self._node.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if not self.is_leaf:
+            raise RuntimeError("requires_grad is set on leaves; an op made this tensor: use t.detach() to cut it off")
+        if value and self.dtype.char not in "fd":
+            raise TypeError(
+                f"only float32 and float64 tensors can require grad, got {self.dtype}; use t.astype('float32') first"
+            )
+        if value or self._node is not None:
+            autograd.leaf_node(self).requires_grad = bool(value)
+
+    @property
+    def is_leaf(self) -> bool:
+        """True for a tensor that no recorded op made."""
+        return self._node is None or self._node.is_leaf
+
+    @property
+    def name(self) -> str | None:
+        """A label for drawings and messages; a model's parameters get their path when the model is called."""
+        return None if self._node is None else self._node.name
+
+    @name.setter
+    def name(self, value: str | None) -> None:
+        autograd.leaf_node(self).name = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._data.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._data.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements, as in NumPy."""
+        return self._data.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._data.nbytes
+
+    # ---- the tape
+
+    def backward(self, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+        """Add the gradient of this tensor with respect to every leaf to that leaf's `.grad`.
+
+        `gradient` is d loss / d self, of this tensor's shape; None means 1 and is for scalars.  What the ops saved is
+        freed on the way, so that a second call raises, unless `retain_graph`.  With `create_graph` the gradients are
+        recorded too (for higher orders), and the graph is retained; NOTE: `.grad` then refers to the graph, and
+        garbage collection, not reference counting, frees the two.
+        """
+        autograd.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+
+    def detach(self) -> Tensor:
+        """The same values without history; memory is shared."""
+        self._memory.shared = True
+        return Tensor.wrap(self._data, self._memory)
+
+    def clone(self) -> Tensor:
+        """A copy that gradients flow through."""
+        return ops.clone(self)
+
+    def zero_grad(self) -> None:
+        """Forget the gradient: `.grad` is None again."""
+        self.grad = None
+
+    # ---- to and from Python and NumPy
+
+    def numpy(self) -> np.ndarray:
+        """A read-only view of the values."""
+        view = self._data.view()
+        view.flags.writeable = False
+        return view
+
+    def item(self) -> bool | int | float:
+        """The one value of a tensor of size 1, as a Python number."""
+        if self.size != 1:
+            raise ValueError(f"item() needs a tensor of one element, got shape {self.shape}; use tolist() or numpy()")
+        return self._data.item()
+
+    def tolist(self) -> Any:
+        return self._data.tolist()
+
+    def astype(self, dtype: Any) -> Tensor:
+        """A copy of another dtype; gradients flow between float32 and float64."""
+        return ops.astype(self, dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy or (dtype is not None and np.dtype(dtype) != self.dtype):
+            if copy is False:
+                raise ValueError(f"np.asarray(t, copy=False): {self.dtype} to {np.dtype(dtype)} needs a copy")
+            return np.array(self._data, dtype=dtype)
+        return self.numpy()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return protocol.call_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        return protocol.call_function(function, args, kwargs)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if self.requires_grad:
+            raise RuntimeError(
+                "DLPack shares memory without history: export t.detach(), not a tensor that requires grad"
+            )
+        return self._data.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._data.__dlpack_device__()
+
+    def __repr__(self) -> str:
+        values = np.array2string(self._data, prefix="Tensor(", separator=", ", threshold=40, edgeitems=3, precision=4)
+        parts = [values]
+        if self.dtype not in (np.float32, np.int64, np.bool_) or self.size == 0:
+            parts.append(f"dtype={self.dtype}")
+        if self.size == 0:
+            parts.append(f"shape={self.shape}")
+        if self.name:
+            parts.append(f"name={self.name!r}")
+        if self.requires_grad:
+            parts.append("requires_grad=True" if self.is_leaf else f"op={self._node.op}")
+        if self.grad is not None:
+            parts.append(
+                f"grad={np.array2string(self.grad._data, separator=', ', threshold=6, edgeitems=2, precision=4)}"
+            )
+        return f"Tensor({', '.join(parts)})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
+        return bool(self._data.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu" or self.size != 1:
+            raise TypeError(
+                f"only an integer tensor of one element is an index, got {self.dtype} of shape {self.shape}"
+            )
+        return int(self._data.item())
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        if self.ndim == 0:
+            raise TypeError("iteration over a 0-d tensor; use .item()")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(np.any(self._data == (value._data if isinstance(value, Tensor) else value)))
+
+    __hash__ = object.__hash__  # by identity: == compares element by element
+
+    def __copy__(self) -> Tensor:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        rebuild, state = self.__reduce__()
+        memo[id(self)] = copied = rebuild(*state)
+        return copied
+
+    def __reduce__(self) -> tuple:
+        if not self.is_leaf:
+            raise RuntimeError(
+                f"only leaves are copied and pickled; op '{self._node.op}' made this tensor, and its graph would be "
+                "lost: use t.detach() or t.numpy()"
+            )
+        grad = None if self.grad is None else self.grad._data
+        return _rebuild, (type(self), self._data.copy(), self.requires_grad, self.name, grad)
+
+    # ---- operators
+
+    def __add__(self, other: Any) -> Tensor:
+        return ops.add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return ops.add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return ops.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return ops.sub(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return ops.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return ops.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return ops.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return ops.div(other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return ops.floordiv(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return ops.floordiv(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return ops.mod(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return ops.mod(other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return ops.pow(self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return ops.pow(other, self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return ops.matmul(other, self)
+
+    def __neg__(self) -> Tensor:
+        return ops.neg(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return ops.abs(self)
+
+    def __invert__(self) -> Tensor:
+        return ops.logical_not(self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return ops.logical_and(self, other)
+
+    def __or__(self, other: Any) -> Tensor:
+        return ops.logical_or(self, other)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return ops.logical_xor(self, other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __eq__(self, other: Any) -> Any:
+        return ops.equal(self, other) if ops.is_numeric(other) else NotImplemented
+
+    def __ne__(self, other: Any) -> Any:
+        return ops.not_equal(self, other) if ops.is_numeric(other) else NotImplemented
+
+    def __lt__(self, other: Any) -> Tensor:
+        return ops.less(self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return ops.less_equal(self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return ops.greater(self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return ops.greater_equal(self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return ops.getitem(self, index)
+
+    # ---- writing in place
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        ops.write(self, lambda before: ops.setitem(before, index, value))
+
+    def __iadd__(self, other: Any) -> Tensor:
+        return ops.write(self, lambda before: ops.add(before, other))
+
+    def __isub__(self, other: Any) -> Tensor:
+        return ops.write(self, lambda before: ops.sub(before, other))
+
+    def __imul__(self, other: Any) -> Tensor:
+        return ops.write(self, lambda before: ops.mul(before, other))
+
+    def __itruediv__(self, other: Any) -> Tensor:
+        return ops.write(self, lambda before: ops.div(before, other))
+
+    # ---- methods: elementwise
+
+    def abs(self) -> Tensor:
+        return ops.abs(self)
+
+    def sign(self) -> Tensor:
+        return ops.sign(self)
+
+    def reciprocal(self) -> Tensor:
+        return ops.reciprocal(self)
+
+    def pow(self, exponent: Any) -> Tensor:
+        return ops.pow(self, exponent)
+
+    def exp(self) -> Tensor:
+        return ops.exp(self)
+
+    def expm1(self) -> Tensor:
+        return ops.expm1(self)
+
+    def log(self) -> Tensor:
+        return ops.log(self)
+
+    def log1p(self) -> Tensor:
+        return ops.log1p(self)
+
+    def log2(self) -> Tensor:
+        return ops.log2(self)
+
+    def log10(self) -> Tensor:
+        return ops.log10(self)
+
+    def sqrt(self) -> Tensor:
+        return ops.sqrt(self)
+
+    def rsqrt(self) -> Tensor:
+        return ops.rsqrt(self)
+
+    def square(self) -> Tensor:
+        return ops.square(self)
+
+    def sin(self) -> Tensor:
+        return ops.sin(self)
+
+    def cos(self) -> Tensor:
+        return ops.cos(self)
+
+    def tan(self) -> Tensor:
+        return ops.tan(self)
+
+    def sinh(self) -> Tensor:
+        return ops.sinh(self)
+
+    def cosh(self) -> Tensor:
+        return ops.cosh(self)
+
+    def tanh(self) -> Tensor:
+        return ops.tanh(self)
+
+    def arcsin(self) -> Tensor:
+        return ops.arcsin(self)
+
+    def arccos(self) -> Tensor:
+        return ops.arccos(self)
+
+    def arctan(self) -> Tensor:
+        return ops.arctan(self)
+
+    def erf(self) -> Tensor:
+        return ops.erf(self)
+
+    def maximum(self, other: Any) -> Tensor:
+        return ops.maximum(self, other)
+
+    def minimum(self, other: Any) -> Tensor:
+        return ops.minimum(self, other)
+
+    def clip(self, low: Any = None, high: Any = None) -> Tensor:
+        return ops.clip(self, low, high)
+
+    def masked_fill(self, mask: Any, value: Any) -> Tensor:
+        return ops.masked_fill(self, mask, value)
+
+    def isnan(self) -> Tensor:
+        return ops.isnan(self)
+
+    def isinf(self) -> Tensor:
+        return ops.isinf(self)
+
+    def isfinite(self) -> Tensor:
+        return ops.isfinite(self)
+
+    def relu(self) -> Tensor:
+        return ops.relu(self)
+
+    def leaky_relu(self, slope: float = 0.01) -> Tensor:
+        return ops.leaky_relu(self, slope)
+
+    def elu(self, alpha: float = 1.0) -> Tensor:
+        return ops.elu(self, alpha)
+
+    def gelu(self, approximate: str = "none") -> Tensor:
+        return ops.gelu(self, approximate)
+
+    def silu(self) -> Tensor:
+        return ops.silu(self)
+
+    def softplus(self) -> Tensor:
+        return ops.softplus(self)
+
+    def sigmoid(self) -> Tensor:
+        return ops.sigmoid(self)
+
+    def softmax(self, axis: int = -1, **unknown: Any) -> Tensor:
+        return ops.softmax(self, axis, **unknown)
+
+    def log_softmax(self, axis: int = -1, **unknown: Any) -> Tensor:
+        return ops.log_softmax(self, axis, **unknown)
+
+    # ---- methods: reductions
+
+    def sum(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.sum(self, axis, keepdims, **unknown)
+
+    def mean(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.mean(self, axis, keepdims, **unknown)
+
+    def max(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.max(self, axis, keepdims, **unknown)
+
+    def min(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.min(self, axis, keepdims, **unknown)
+
+    def prod(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.prod(self, axis, keepdims, **unknown)
+
+    def var(self, axis: Any = None, ddof: int = 0, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.var(self, axis, ddof, keepdims, **unknown)
+
+    def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.std(self, axis, ddof, keepdims, **unknown)
+
+    def logsumexp(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.logsumexp(self, axis, keepdims, **unknown)
+
+    def norm(self, ord: float = 2, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.norm(self, ord, axis, keepdims, **unknown)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.argmax(self, axis, keepdims, **unknown)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.argmin(self, axis, keepdims, **unknown)
+
+    def any(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.any(self, axis, keepdims, **unknown)
+
+    def all(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
+        return ops.all(self, axis, keepdims, **unknown)
+
+    def cumsum(self, axis: int, **unknown: Any) -> Tensor:
+        return ops.cumsum(self, axis, **unknown)
+
+    # ---- methods: shape
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802, NumPy's name
+        """The axes in reverse order."""
+        return ops.permute(self, *range(self.ndim)[::-1])
+
+    @property
+    def mT(self) -> Tensor:  # noqa: N802
+        """The last two axes swapped."""
+        return ops.swapaxes(self, -2, -1)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        return ops.reshape(self, *shape)
+
+    def view(self, *shape: Any) -> Tensor:
+        return ops.view(self, *shape)
+
+    def flatten(self, start: int = 0, end: int = -1) -> Tensor:
+        return ops.flatten(self, start, end)
+
+    def transpose(self, i: int, j: int) -> Tensor:
+        """Swap two axes, as in PyTorch; `np.transpose(t)` keeps NumPy's meaning."""
+        return ops.swapaxes(self, i, j)
+
+    def swapaxes(self, i: int, j: int) -> Tensor:
+        return ops.swapaxes(self, i, j)
+
+    def permute(self, *axes: Any) -> Tensor:
+        return ops.permute(self, *axes)
+
+    def squeeze(self, axis: Any = None) -> Tensor:
+        return ops.squeeze(self, axis)
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        return ops.unsqueeze(self, axis)
+
+    def expand(self, *sizes: Any) -> Tensor:
+        return ops.expand(self, *sizes)
+
+    def broadcast_to(self, shape: Any) -> Tensor:
+        return ops.broadcast_to(self, shape)
+
+    def flip(self, axis: Any = None) -> Tensor:
+        return ops.flip(self, axis)
+
+    def roll(self, shift: Any, axis: Any = None) -> Tensor:
+        return ops.roll(self, shift, axis)
+
+    def tile(self, *counts: Any) -> Tensor:
+        return ops.tile(self, *counts)
+
+    def repeat(self, *counts: Any) -> Tensor:
+        """Tile, as in PyTorch; `repeat_interleave` repeats each element."""
+        return ops.tile(self, *counts)
+
+    def repeat_interleave(self, repeats: Any, axis: int | None = None) -> Tensor:
+        return ops.repeat_interleave(self, repeats, axis)
+
+    def split(self, sizes: Any, axis: int = 0) -> list[Tensor]:
+        return ops.split(self, sizes, axis)
+
+    def chunk(self, chunks: int, axis: int = 0) -> list[Tensor]:
+        return ops.chunk(self, chunks, axis)
+
+    def unbind(self, axis: int = 0) -> list[Tensor]:
+        return ops.unbind(self, axis)
+
+    def tril(self, k: int = 0) -> Tensor:
+        return ops.tril(self, k)
+
+    def triu(self, k: int = 0) -> Tensor:
+        return ops.triu(self, k)
+
+    def take_along_axis(self, indices: Any, axis: int) -> Tensor:
+        return ops.take_along_axis(self, indices, axis)
+
+    def dot(self, other: Any) -> Tensor:
+        return ops.dot(self, other)
+
+
+def _rebuild(cls: type, data: np.ndarray, requires_grad: bool, name: str | None, grad: np.ndarray | None) -> Tensor:
+    """A leaf as `copy.deepcopy` and `pickle` make it again."""
+    tensor = object.__new__(cls)
+    tensor._data, tensor._memory, tensor._node = data, Memory(), None
+    if requires_grad:
+        tensor.requires_grad = True
+    if name is not None:
+        tensor.name = name
+    tensor.grad = None if grad is None else Tensor(grad)
+    return tensor
+
+
+# The one import cycle: a tensor's operators call ops, and ops make tensors.
+from tinygrad_qkv import autograd, ops  # noqa: E402
+from tinygrad_qkv.ops import protocol  # noqa: E402
