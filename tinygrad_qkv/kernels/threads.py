@@ -1,13 +1,119 @@
-"""Threads of the kernels."""
+"""Threads of the kernels: the layer that runs them, how many there are, and when they are worth waking.
+
+The safe layer is TBB: several Python threads and forked children may use it, and its workers do not spin while idle.
+numba does not find the library of the `tbb` wheel by itself, so it is loaded here. Elsewhere OpenMP serves (a forked
+child then runs kernels on one thread, since GNU OpenMP kills it otherwise), or numba's workqueue behind a lock (it
+aborts the process when two Python threads enter at once).
+"""
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import threading
+from typing import Any
 
 import numba
 
+# Size rules, by sizes alone so that bits never depend on the machine's load or on the number of threads. Work below
+# these runs on one thread: waking another costs more than it saves. Units stand beside the numbers.
+PARALLEL_FROM = {
+    "matmul": 2**18,  # multiply-adds; below, NumPy's matmul, whose BLAS uses one thread up to there
+    "softmax": 2**14,  # elements
+    "cross_entropy": 2**14,  # elements
+    "layer_norm": 2**14,  # elements
+    "scatter": 2**15,  # elements added
+    "erf": 2**12,  # elements
+}
+
+_count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone
+_serial_process = False  # True in a forked child that must not enter a parallel region
+_started = False
+_region: Any = contextlib.nullcontext()
+_fork_by_main_thread = True
+
 
 def set_num_threads(n: int) -> None:
-    """Let the kernels use `n` threads."""
-    numba.set_num_threads(n)
+    """Let every kernel use `n` threads, whichever Python thread calls it.
+
+    Errors: TypeError unless `n` is an int, ValueError unless 1 <= n <= the number that numba may launch.
+    """
+    global _count
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"set_num_threads needs an int, got {type(n).__name__}")
+    n = n.__index__()
+    most = numba.config.NUMBA_NUM_THREADS
+    if not 1 <= n <= most:
+        raise ValueError(
+            f"set_num_threads got {n}, but can use 1 to {most} threads here; "
+            "the environment variable NUMBA_NUM_THREADS, set before the start of Python, raises the limit"
+        )
+    _count = n
 
 
 def get_num_threads() -> int:
-    """Number of threads that the kernels use."""
+    """How many threads the kernels use in this Python thread."""
+    if _count is not None:
+        return _count
+    _start()
     return numba.get_num_threads()
+
+
+def can_run_parallel() -> bool:
+    """Whether this process may enter a parallel region."""
+    return not _serial_process
+
+
+def parallel_region() -> contextlib.AbstractContextManager:
+    """What a kernel holds while its threads run: the number of threads is set, and the layer can take the call."""
+    if not _started:
+        _start()
+    if _count is not None:
+        numba.set_num_threads(_count)  # numba keeps the number for each Python thread
+    return _region
+
+
+def _start() -> None:
+    """Choose the threading layer unless the user, or a kernel of theirs, already did."""
+    global _started, _region
+    if numba.config.THREADING_LAYER == "default":
+        _load_tbb()
+    numba.get_num_threads()  # launches the threads
+    if numba.threading_layer() == "workqueue":
+        _region = threading.RLock()
+    _started = True
+
+
+def _load_tbb() -> None:
+    """Load the library of the `tbb` wheel, so that numba, which asks the loader for it by name, finds it loaded."""
+    try:
+        files = importlib.metadata.files("tbb") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name in ("libtbb.so.12", "tbb12.dll", "libtbb.12.dylib"):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(file.locate()), mode=ctypes.RTLD_GLOBAL)
+                return
+
+
+def _before_fork() -> None:
+    global _fork_by_main_thread
+    _fork_by_main_thread = threading.current_thread() is threading.main_thread()
+
+
+def _after_fork_in_child() -> None:
+    """Make the child safe: workers are not inherited, and a lock may have been held by a thread that is gone."""
+    global _serial_process, _region
+    try:
+        layer = numba.threading_layer()
+    except ValueError:  # no kernel ran before the fork: the child starts afresh
+        return
+    if layer == "omp" or (layer == "tbb" and not _fork_by_main_thread):
+        _serial_process = True
+    if layer == "workqueue":
+        _region = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
