@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.modes import grad_mode, module_frame, recording_mode, switched
+from tinygrad_qkv.modes import Frame, grad_mode, module_frame, recording_mode, switched
 from tinygrad_qkv.tensor import Memory, Tensor
 
 tick = itertools.count(1).__next__  # numbers nodes and in-place writes in one sequence
 PACKAGE = str(Path(__file__).parent)
+_deposit = threading.Lock()  # two threads may add to the gradient of one leaf
 
 
 class _Output:
@@ -48,38 +50,21 @@ class Node:
     rule per parent, or one function that returns the contributions to all of them; None once backward has freed it.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "dtype",
-        "formulas",
-        "frame",
-        "grad",
-        "line",
-        "memory",
-        "name",
-        "number",
-        "op",
-        "output",
-        "parents",
-        "pullbacks",
-        "requires_grad",
-        "saved",
-        "shape",
-        "value",
-    )
+    parents: tuple[Node | float, ...] = ()
+    saved: tuple = ()
+    pullbacks: tuple[Callable | None, ...] | Callable | None = ()
+    formulas: tuple[str, ...] = ()
+    output: np.ndarray | None = None
+    name: str | None = None
+    frame: Frame | None = None
+    line: Line | None = None
+    value: np.ndarray | None = None
+    grad: Tensor | None = None
 
     def __init__(self, op: str, array: np.ndarray, memory: Memory, requires_grad: bool):
-        self.op, self.shape, self.dtype = op, array.shape, array.dtype
+        self.op, self.shape, self.dtype, self.memory = op, array.shape, array.dtype, memory
         self.number = tick()
-        self.memory = memory
         self.requires_grad = requires_grad
-        self.parents: tuple[Node | float, ...] = ()
-        self.saved: tuple = ()
-        self.pullbacks: tuple[Callable | None, ...] | Callable | None = ()
-        self.formulas: tuple[str, ...] = ()
-        self.output: np.ndarray | None = None
-        self.name: str | None = None
-        self.frame = self.line = self.value = self.grad = None
 
     @property
     def is_leaf(self) -> bool:
@@ -115,10 +100,9 @@ def record(
     """
     if type(y) is not np.ndarray:
         y = np.asarray(y)
-    memory = Memory()
+    out = Tensor.wrap(y)
     if y.base is not None:
-        memory = _shared_memory(y, parents, memory)
-    out = Tensor.wrap(y, memory)
+        _share_memory(out, parents)
     if not grad_mode.get():
         return out
     for p in parents:
@@ -126,7 +110,7 @@ def record(
             break
     else:
         return out
-    node = out._node = Node(op, y, memory, True)
+    node = out._node = Node(op, y, out._memory, True)
     node.parents = tuple([(p._node or leaf_node(p)) if isinstance(p, Tensor) else p for p in parents])
     node.saved, node.pullbacks, node.formulas = saved, pullbacks, formulas
     if saved and saved[0] is OUTPUT:
@@ -137,13 +121,12 @@ def record(
     return out
 
 
-def _shared_memory(y: np.ndarray, parents: tuple, own: Memory) -> Memory:
-    """The memory of the parent that `y` is a view of, so that a write through either is seen by both."""
+def _share_memory(out: Tensor, parents: tuple) -> None:
+    """A view takes over the memory of the parent that it looks into, so that a write through either counts for both."""
     for p in parents:
-        if isinstance(p, Tensor) and np.may_share_memory(y, p._data):
-            p._memory.shared = True
-            return p._memory
-    return own
+        if isinstance(p, Tensor) and np.may_share_memory(out._data, p._data):
+            out._memory = p._memory.share(p, out)
+            return
 
 
 def _keep_values(node: Node, y: np.ndarray, parents: tuple) -> None:
@@ -186,7 +169,7 @@ def backward(
     order = ancestry([node])
     leaves = {n for n in order if n.is_leaf and n.requires_grad}
     found = _sweep({node: g}, order, leaves, create_graph, create_graph if retain_graph is None else retain_graph)
-    with switched(grad_mode, create_graph):
+    with _deposit, switched(grad_mode, create_graph):
         for leaf, g in found.items():
             leaf.grad = g if leaf.grad is None else leaf.grad + g
 
@@ -274,7 +257,7 @@ def _sweep(
         _check_usable(node)
     useful = set(order)
     grads = {
-        n: (g if isinstance(g, Tensor) else Tensor.wrap(g)) if create_graph else getattr(g, "_data", g)
+        n: (g if isinstance(g, Tensor) else Tensor.wrap(g)) if create_graph else np.asarray(getattr(g, "_data", g))
         for n, g in seeds.items()
     }
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
@@ -297,19 +280,19 @@ def _sweep(
 
 def _check_usable(node: Node) -> None:
     """Refuse a freed node, and one whose saved values were written to since."""
-    if not node.parents:
-        return
     if node.pullbacks is None:
         raise RuntimeError(
             f"backward ran through op '{node.op}' already and freed what it had saved; a second time needs "
             "retain_graph=True at the first, or a new forward pass"
         )
-    written = node.output is not None and node.memory.written > node.number
-    if written or any(isinstance(s, Tensor) and s._memory.written > node.number for s in node.saved):
+    changed = "its result" if node.output is not None and node.memory.written > node.number else ""
+    for s in node.saved:
+        if isinstance(s, Tensor) and s._memory.written > node.number:
+            changed = "an operand"
+    if changed:
         where = f" (recorded at {node.line})" if node.line else ""
-        what = "its result" if written else "an operand"
         raise RuntimeError(
-            f"op '{node.op}' with result shape {node.shape}{where} saved {what} for backward, and that tensor was "
+            f"op '{node.op}' with result shape {node.shape}{where} saved {changed} for backward, and that tensor was "
             "changed in place since; write after backward, or into a copy: t.clone()"
         )
 
@@ -325,25 +308,35 @@ def _pull(node: Node, g: Any, grads: dict, owned: set[Node], useful: set[Node], 
     for i, parent in enumerate(node.parents):
         if type(parent) is not Node or not parent.requires_grad or parent not in useful:
             continue
-        if together is None:
-            rule = rules[i]
-            if rule is None:
-                continue
-            part = rule(g, *values)
+        if together is not None:
+            raw = together[i]
+        elif rules[i] is None:
+            continue
         else:
-            part = together[i]
-        fresh = part is not g and not any(part is v for v in values)
-        part = _fit(part, node, i, parent, create_graph)
+            raw = rules[i](g, *values)
+        part = _fit(raw, node, i, parent, create_graph)
         if parent not in grads:
             grads[parent] = part
-            if fresh and not create_graph and part.base is None:
+            held = values if together is None else [*values, *together[:i], *together[i + 1 :]]
+            if not create_graph and part.base is None and _is_fresh(raw, g, held):
                 owned.add(parent)
         elif parent in owned:
             grads[parent] += part
-        else:
+        elif create_graph:
             grads[parent] = grads[parent] + part
-            if not create_graph:
-                owned.add(parent)
+        else:
+            grads[parent] = np.asarray(grads[parent] + part)
+            owned.add(parent)
+
+
+def _is_fresh(part: Any, g: Any, values: list) -> bool:
+    """Whether a rule made this array itself, so that adding into it in place changes nothing else."""
+    if part is g:
+        return False
+    for value in values:  # noqa: SIM110, a plain loop takes half the time of all()
+        if part is value:
+            return False
+    return True
 
 
 def _fit(part: Any, node: Node, i: int, parent: Node, create_graph: bool) -> Any:

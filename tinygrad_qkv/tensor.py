@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,22 @@ DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage onl
 
 
 class Memory:
-    """Who else sees a tensor's buffer, and when the library last wrote to it (in the numbering of the nodes)."""
+    """A tensor's buffer as its views see it: when the library last wrote to it, and which tensors share it."""
 
-    __slots__ = ("shared", "written")
+    written = 0  # in the numbering of the nodes
+    sharers: weakref.WeakValueDictionary[int, Tensor] | None = None  # by id: == compares element by element
 
-    def __init__(self) -> None:
-        self.shared = False
-        self.written = 0
+    def share(self, *tensors: Tensor) -> Memory:
+        """Note that these tensors see the same buffer, for as long as they live."""
+        if self.sharers is None:
+            self.sharers = weakref.WeakValueDictionary()
+        for tensor in tensors:
+            self.sharers[id(tensor)] = tensor
+        return self
+
+    def seen_by_others(self, tensor: Tensor) -> bool:
+        """Whether a tensor other than this one sees the buffer."""
+        return self.sharers is not None and any(other is not tensor for other in self.sharers.values())
 
 
 def as_array(data: Any, dtype: Any = None) -> np.ndarray:
@@ -192,8 +202,9 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """The same values without history; memory is shared."""
-        self._memory.shared = True
-        return Tensor.wrap(self._data, self._memory)
+        view = Tensor.wrap(self._data, self._memory)
+        self._memory.share(self, view)
+        return view
 
     def clone(self) -> Tensor:
         """A copy that gradients flow through."""

@@ -111,17 +111,20 @@ def write(target: Tensor, compute: Any) -> Tensor:
         )
     if result.dtype != target.dtype:
         result = result.astype(target.dtype)
-    if result.requires_grad and target._memory.shared:
+    if result.requires_grad and target._memory.seen_by_others(target):
         raise RuntimeError(
             "this tensor shares its memory with another one (a view, or detach()); a recorded write would change "
-            "both while only one has the history: write into a copy, t = t.clone()"
+            "both while only one gets the history: write t[i] = t[i] + 1 for t[i] += 1, or write into t.clone()"
         )
     if not target._data.flags.writeable:
         raise ValueError("this tensor is a read-only view (broadcast, or of a read-only array); write into t.clone()")
     np.copyto(target._data, result._data)
     target._memory.written = tick()
     if recording:
+        name = target.name
         target._node = result._node
+        if name is not None and target._node is None:
+            target.name = name
     return target
 
 
