@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import grad
-from tinygrad_qkv.modes import no_grad
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -74,10 +73,8 @@ def _slope(f: Callable, leaves: list, i: int, v: np.ndarray, weights: list[np.nd
     sides = []
     for sign in (1, -1):
         moved = list(leaves)
-        moved[i] = Tensor(leaves[i].data + sign * eps * v)
-        with no_grad():
-            outputs = _outputs(f(*moved))
-        sides.append([np.asarray(y, dtype=np.float64) for y in outputs])
+        moved[i] = Tensor(leaves[i].data + sign * eps * v, requires_grad=True)  # f may take derivatives itself
+        sides.append([np.asarray(y, dtype=np.float64) for y in _outputs(f(*moved))])
     return sum(float(np.sum(w * (up - down))) for w, up, down in zip(weights, *sides, strict=True)) / (2 * eps)
 
 

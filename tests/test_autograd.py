@@ -1,0 +1,499 @@
+"""The tape and backward: what is added where, in which order, what is freed, and what is refused."""
+
+import gc
+import threading
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+
+import tinygrad_qkv as tq
+from tinygrad_qkv import Tensor, check_grad, grad, no_grad, recording
+from tinygrad_qkv.autograd import OUTPUT, ancestry, record
+from tinygrad_qkv.derivatives import GradientError
+
+
+def leaf(values, dtype=np.float64):
+    return Tensor(np.asarray(values, dtype), requires_grad=True)
+
+
+# ---- where gradients add up
+
+
+def test_a_tensor_used_twice_gets_both_contributions():
+    a = leaf(3.0)
+    b = a * a
+    (b * b + b).backward()
+    assert a.grad.item() == 4 * 27 + 2 * 3
+
+
+def test_a_short_path_waits_for_a_long_one():
+    x = leaf(2.0)
+    h = x * x
+    (h * 5.0 + ((h * 2.0) * 3.0) * h).backward()
+    assert x.grad.item() == (5 + 12 * 4) * 4
+
+
+def test_both_operands_may_be_the_same_tensor():
+    m = np.array([[1.0, 2.0], [-1.0, 3.0]])
+    x, g = leaf(m), np.array([[1.0, 0.0], [2.0, -1.0]])
+    (x @ x).backward(Tensor(g))
+    np.testing.assert_allclose(x.grad, g @ m.T + m.T @ g)
+
+
+def test_leaves_accumulate_over_calls_and_inner_tensors_do_not():
+    x = leaf([1.0, 2.0])
+    h = x**3
+    h.sum().backward(retain_graph=True)
+    h.sum().backward()
+    np.testing.assert_allclose(x.grad, 2 * 3 * np.array([1.0, 4.0]))
+    assert h.grad is None
+    x.zero_grad()
+    assert x.grad is None
+
+
+def test_doubling_thirty_times_takes_thirty_steps():
+    x = leaf(1.0)
+    y = x
+    for _ in range(30):
+        y = y + y
+    assert len(ancestry([y._node])) == 31
+    y.backward()
+    assert x.grad.item() == 2.0**30
+
+
+def test_no_two_gradients_share_memory():
+    a, b, g = leaf([1.0, 2.0]), leaf([3.0, 4.0]), Tensor(np.array([1.0, -1.0]))
+    (a + b).backward(g)
+    arrays = [a.grad.data, b.grad.data, g.data]
+    assert not any(np.shares_memory(p, q) for i, p in enumerate(arrays) for q in arrays[:i])
+    (a * 2.0).backward(g)
+    np.testing.assert_array_equal(b.grad, [1, -1])
+    np.testing.assert_array_equal(g, [1, -1])
+
+
+def test_a_gradient_does_not_alias_what_an_op_saved():
+    mask = np.array([1.0, 0.0])
+    x, y = leaf([1.0, 2.0]), leaf([5.0, 6.0])
+
+    def gate(t):
+        return record(t.data * mask, "gate", (t,), (mask,), (lambda g, m: m,), ("dx = m",))
+
+    (gate(x) + gate(y)).sum().backward()
+    x.grad.data[:] = 9
+    assert mask.tolist() == [1, 0] and y.grad.tolist() == [1, 0]
+
+
+def test_order_of_nodes_is_reverse_topological():
+    x = leaf([1.0, 2.0])
+    y = ((x * 2.0).exp() + x).sum()
+    order = ancestry([y._node])
+    place = {node: i for i, node in enumerate(order)}
+    assert all(place[p] > place[n] for n in order for p in n.parents if p in place)
+    assert [n.op for n in order] == ["sum", "add", "exp", "mul", "leaf"]
+
+
+# ---- depth and memory
+
+
+def test_a_chain_of_100_000_ops_neither_recurses_nor_leaks():
+    x = leaf([1.0, 2.0])
+    y = x
+    for _ in range(100_000):
+        y = y + 1.0
+    y.sum().backward()
+    node = weakref.ref(y._node)
+    del y
+    assert node() is None
+    assert x.grad.tolist() == [1, 1]
+
+
+def test_saved_values_go_with_backward_and_the_rest_by_reference_counting():
+    x = leaf(np.ones(10))
+    h = x * 2.0
+    y = (h * h).sum()
+    hidden = weakref.ref(h)
+    gc.collect()
+    gc.disable()
+    try:
+        del h
+        assert hidden() is not None  # saved by the product
+        y.backward()
+        assert hidden() is None
+    finally:
+        gc.enable()
+    assert [n.op for n in ancestry([y._node])] == ["sum", "mul", "mul", "leaf"]  # names and edges stay
+
+
+def test_a_graph_without_backward_is_freed_by_reference_counting_too():
+    x = leaf(np.ones(10))
+    y = tq.softmax(x * 2.0, -1).exp()
+    node = weakref.ref(y._node)
+    gc.collect()
+    gc.disable()
+    try:
+        del y
+        assert node() is None
+    finally:
+        gc.enable()
+
+
+def test_memory_is_constant_over_training_steps():
+    w = leaf(np.ones((20, 20)))
+    x = Tensor(np.ones((20, 20)))
+
+    def steps(n):
+        for _ in range(n):
+            w.grad = None
+            (x @ w).tanh().sum().backward()
+            w.data -= 1e-3 * w.grad
+
+    tracemalloc.start()
+    steps(1500)  # Python's own free lists fill up first
+    before = tracemalloc.get_traced_memory()[0]
+    steps(500)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 5_000  # one leaked (20, 20) array a step would be 1,600,000
+
+
+# ---- higher orders: the same rules, run on Tensors
+
+
+def test_every_derivative_of_exp_is_exp():
+    x = leaf(0.7)
+    y = x.exp()
+    for _ in range(4):
+        (y,) = grad(y, x, create_graph=True)
+        assert y.item() == pytest.approx(np.exp(0.7), rel=1e-14)
+
+
+def test_hessian_of_a_softmax_cross_entropy_is_symmetric_and_right():
+    w = np.random.default_rng(0).normal(size=(3, 4))
+    x = leaf([0.3, -1.0, 2.0, 0.1])
+
+    def loss(x):
+        return tq.cross_entropy((Tensor(w) @ x).tanh().unsqueeze(0), np.array([1]))
+
+    (g,) = grad(loss(x), x, create_graph=True)
+    hessian = np.stack([np.asarray(grad(g[i], x, retain_graph=True)[0]) for i in range(4)])
+    np.testing.assert_allclose(hessian, hessian.T, atol=1e-12)
+    check_grad(lambda t: grad(loss(t), t, create_graph=True)[0], x)
+    assert x.grad is None
+
+
+def test_create_graph_gradients_are_tensors_with_history():
+    x = leaf([1.0, 2.0])
+    (x**3).sum().backward(create_graph=True)
+    first = x.grad
+    assert first.requires_grad
+    x.grad = None
+    (first**2).sum().backward()  # d/dx (3 x^2)^2 = 36 x^3
+    np.testing.assert_allclose(x.grad, 36 * np.array([1.0, 8.0]))
+
+
+# ---- grad()
+
+
+def test_grad_returns_a_tuple_and_leaves_grad_alone():
+    x, y = leaf([1.0, 2.0]), leaf([3.0, 5.0])
+    gx, gy = grad((x * y).sum(), [x, y])
+    assert gx.tolist() == [3, 5] and gy.tolist() == [1, 2]
+    assert x.grad is None and y.grad is None
+
+
+def test_grad_of_an_inner_tensor_and_of_several_outputs():
+    x = leaf([1.0, 2.0])
+    h = x * 3.0
+    (gh,) = grad([h.sum(), (h * h).sum()], h, grad_outputs=[2.0, 1.0])
+    np.testing.assert_allclose(gh, 2 + 2 * np.array([3.0, 6.0]))
+
+
+def test_grad_prunes_what_does_not_lead_to_the_inputs():
+    x, y = leaf(2.0), leaf(3.0)
+    ran = []
+
+    def spy(t):
+        return record(t.data * 1.0, "spy", (t,), (), (lambda g: ran.append(1) or g,), ("dx = g",))
+
+    grad(x * spy(y), x)
+    assert not ran
+
+
+def test_grad_of_an_unused_input():
+    x, y = leaf(2.0), leaf(3.0)
+    with pytest.raises(RuntimeError, match="no output depends on input 0.*allow_unused"):
+        grad(x * 2.0, y)
+    assert grad(x * 2.0, [x, y], allow_unused=True)[1] is None
+    with pytest.raises(RuntimeError, match="input 0 does not require grad"):
+        grad(x * 2.0, Tensor(1.0))
+    with pytest.raises(ValueError, match="1 outputs and 2 grad_outputs"):
+        grad(x * 2.0, x, grad_outputs=[1.0, 2.0])
+
+
+# ---- misuse is refused, and changes nothing
+
+
+def test_second_backward_explains_itself():
+    x = leaf([1.0, 2.0])
+    for y in ((x * x).sum(), (x + 1.0).sum()):  # with and without saved values
+        y.backward()
+        before = x.grad.tolist()
+        with pytest.raises(RuntimeError, match="already and freed.*retain_graph=True"):
+            y.backward()
+        assert x.grad.tolist() == before
+
+
+def test_a_shared_trunk_is_freed_by_the_first_loss():
+    x = leaf([1.0, 2.0])
+    trunk = x * 3.0
+    first, second = trunk.sum(), (trunk * 2.0).sum()
+    first.backward()
+    with pytest.raises(RuntimeError, match="op 'mul'"):
+        second.backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_backward_needs_a_gradient_of_the_right_shape():
+    x = leaf([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"scalar, got shape \(2,\)"):
+        (x * 2.0).backward()
+    with pytest.raises(ValueError, match=r"gradient of shape \(3,\) for a tensor of shape \(2,\)"):
+        (x * 2.0).backward(Tensor([1.0, 1.0, 1.0]))
+    assert x.grad is None
+    (x * 2.0).backward([1.0, 10.0])
+    assert x.grad.tolist() == [2, 20]
+    assert x.grad.dtype == np.float64
+
+
+def test_backward_outside_any_graph():
+    with pytest.raises(RuntimeError, match="nothing it was made from requires grad"):
+        Tensor([1.0]).sum().backward()
+    x = leaf([1.0])
+    with no_grad():
+        y = (x * 2.0).sum()
+    with pytest.raises(RuntimeError, match="under no_grad"):
+        y.backward()
+
+
+def test_a_rule_of_the_wrong_shape_names_the_op():
+    x = leaf(np.ones((2, 3)))
+    y = record(x.data * 1.0, "bad", (x,), (), (lambda g: g[:, :2],), ("dx = g",))
+    with pytest.raises(ValueError, match=r"op 'bad' for its operand 0 returned shape \(2, 2\).*\(2, 3\)"):
+        y.sum().backward()
+    assert x.grad is None
+
+
+def test_check_grad_finds_a_wrong_rule_and_says_where():
+    def cube(x):
+        return record(x.data**3, "cube", (x,), (x,), (lambda g, x: g * 2 * x * x,), ("dx = g * 2 * x * x",))
+
+    with pytest.raises(GradientError, match=r"argument 0 of shape \(2,\), index \(1,\): expected .* got"):
+        check_grad(cube, np.array([1.0, 2.0]))
+    with pytest.raises(GradientError, match="drops the gradient"):
+        check_grad(lambda x: x.detach() * 2.0, np.array([1.0]))
+    with pytest.raises(ValueError, match="at least one float input"):
+        check_grad(lambda i: i, np.array([1]))
+
+
+# ---- writing in place
+
+
+def test_constants_are_copies_of_the_users_arrays():
+    source = np.array([3.0, 5.0])
+    x, c = Tensor(source, requires_grad=True), np.array([1.0, 10.0])
+    y = (x * x * c).sum()
+    source[:] = 0
+    c[:] = 0
+    y.backward()
+    assert x.grad.tolist() == [6, 100]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda h: h.__iadd__(10.0),
+        lambda h: h.__isub__(1.0),
+        lambda h: h.__imul__(2.0),
+        lambda h: h.__itruediv__(2.0),
+        lambda h: h.__setitem__(0, 7.0),
+        lambda h: setattr(h, "data", np.zeros(2)),
+    ],
+    ids=["+=", "-=", "*=", "/=", "[]=", "data="],
+)
+def test_backward_refuses_a_saved_operand_that_was_written_to(write):
+    x = leaf([1.0, 2.0])
+    h = x * 2.0
+    y = (h * h).sum()
+    write(h)
+    with pytest.raises(RuntimeError, match="op 'mul'.*saved an operand.*changed in place"):
+        y.backward()
+    assert x.grad is None
+
+
+def test_backward_refuses_a_saved_result_that_was_written_to():
+    x = leaf([1.0, 2.0])
+    y = x.exp()
+    loss = y.sum()
+    y += 1.0
+    with pytest.raises(RuntimeError, match="op 'exp'.*saved its result"):
+        loss.backward()
+
+
+def test_the_refusal_names_the_line_when_recorded():
+    x = leaf([1.0, 2.0])
+    with recording():
+        h = x * 2.0
+        y = (h * h).sum()
+    h += 1.0
+    with pytest.raises(RuntimeError, match=r"recorded at .*test_autograd\.py:\d+"):
+        y.backward()
+
+
+def test_writes_through_a_view_count_for_the_base_and_the_other_way_round():
+    for through_view in (True, False):
+        x = leaf([[1.0, 2.0], [3.0, 4.0]])
+        base = x * 1.0
+        with no_grad():
+            view = base.reshape(4)
+        loss = (base * base).sum()
+        with no_grad():
+            target = view if through_view else base
+            target += 1.0
+        with pytest.raises(RuntimeError, match="changed in place"):
+            loss.backward()
+
+
+def test_writes_after_backward_are_fine():
+    w = leaf([1.0, 2.0])
+    for _ in range(3):
+        loss = (w * w).sum()
+        loss.backward()
+        w.data -= 0.1 * w.grad
+        w.grad = None
+    np.testing.assert_allclose(w, np.array([1.0, 2.0]) * 0.8**3)
+
+
+def test_a_write_between_forward_and_backward_with_retained_graph_is_refused():
+    w = leaf([1.0, 2.0])
+    loss = (w * w).sum()
+    loss.backward(retain_graph=True)
+    w.data -= 0.1 * w.grad
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
+
+
+def test_gradients_flow_around_and_into_what_was_written():
+    x, v = leaf([1.0, 2.0, 3.0]), leaf(5.0)
+    y = x * 2.0
+    y[0] = v * 3.0
+    y[2] = y[1] * 10.0
+    y += 1.0
+    assert y.tolist() == [16, 5, 41]
+    (y * Tensor(np.array([1.0, 10.0, 100.0]))).sum().backward()
+    assert x.grad.tolist() == [0, 2 * (10 + 1000), 0]
+    assert v.grad.item() == 3
+
+
+def test_a_constant_becomes_part_of_the_graph_when_a_recorded_value_is_written_into_it():
+    x = leaf([1.0, 2.0])
+    y = tq.zeros(3, dtype=np.float64)
+    y[1:] = x * x
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 4]
+
+
+def test_a_leaf_that_requires_grad_is_not_written_while_recording():
+    w = leaf([1.0, 2.0])
+    with pytest.raises(RuntimeError, match="leaf that requires grad.*no_grad"):
+        w += 1.0
+    with pytest.raises(RuntimeError, match="leaf that requires grad"):
+        w[0] = 1.0
+    with no_grad():
+        w += 1.0
+        w[0] = 7.0
+    assert w.tolist() == [7, 3] and w.is_leaf and w.requires_grad
+
+
+def test_a_recorded_write_through_shared_memory_is_refused():
+    x = leaf([1.0, 2.0])
+    y = x * 2.0
+    first = y[:1]
+    with pytest.raises(RuntimeError, match="shares its memory"):
+        first += 1.0
+    with pytest.raises(RuntimeError, match=r"t\[i\] = t\[i\] \+ 1"):
+        y[0] += 1.0
+    del first
+    y[0] = y[0] + 1.0  # a view that is gone does not stand in the way
+    assert y.tolist() == [3, 4]
+
+
+def test_a_write_keeps_shape_and_dtype():
+    y = tq.ones(2)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\)"):
+        y += tq.ones((3, 2))
+    i = Tensor([1, 2])
+    with pytest.raises(ValueError, match="int64"):
+        i += 0.5
+    with pytest.raises(ValueError, match="read-only view"):
+        tq.broadcast_to(tq.ones(1), (3,))[0] = 2.0
+    with pytest.raises(ValueError, match=r"t\.data = .* keeps shape \(2,\)"):
+        y.data = np.zeros(3, np.float32)
+
+
+# ---- threads
+
+
+def test_two_threads_add_to_one_leaf():
+    w = leaf(np.ones(1000))
+
+    def work():
+        for _ in range(200):
+            (w * 1.0).sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert set(w.grad.tolist()) == {800.0}
+
+
+# ---- the record
+
+
+def test_recording_keeps_values_gradients_and_lines_and_nothing_otherwise():
+    x = leaf([1.0, 2.0])
+    with recording():
+        h = x * 3.0
+        loss = (h * h).sum()
+    loss.backward()
+    assert h._node.value.tolist() == [3, 6] and h.grad.tolist() == [6, 12]
+    assert x._node.value.tolist() == [1, 2]
+    assert str(h._node.line).endswith(f"test_autograd.py:{h._node.line.number}")
+    plain = x * 3.0
+    assert plain._node.value is None and plain._node.line is None
+
+
+def test_the_record_is_not_changed_by_a_later_step():
+    w = leaf([1.0, 2.0])
+    with recording():
+        loss = (w * w).sum()
+    loss.backward()
+    w.data -= w.grad.data
+    assert w._node.value.tolist() == [1, 2]
+
+
+def test_a_saved_output_is_the_result_itself_on_every_order():
+    seen = []
+
+    def rule(g, y):
+        seen.append(type(y).__name__)
+        return g * y
+
+    x = leaf(0.5)
+    y = record(np.exp(x.data), "own_exp", (x,), (OUTPUT,), (rule,), ("dx = g * y",))
+    (first,) = grad(y, x, create_graph=True)
+    (second,) = grad(first, x)
+    assert second.item() == pytest.approx(np.exp(0.5)) and seen == ["Tensor", "ndarray"]

@@ -1,0 +1,163 @@
+"""Grad mode and recording: right across exceptions, generators, threads and async tasks."""
+
+import asyncio
+import threading
+
+import pytest
+
+from tinygrad_qkv import Tensor, enable_grad, no_grad, recording
+from tinygrad_qkv.modes import grad_mode, recording_mode, switched
+
+
+@pytest.fixture
+def x():
+    return Tensor([1.0], requires_grad=True)
+
+
+def records(x):
+    return (x * 2.0).requires_grad
+
+
+def test_no_grad_and_enable_grad_nest(x):
+    with no_grad():
+        assert not records(x)
+        with enable_grad():
+            assert records(x)
+        assert not records(x)
+    assert records(x)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_exception_restores_the_mode(x, depth):
+    def fall(n):
+        with no_grad():
+            if n == 1:
+                raise KeyError("boom")
+            fall(n - 1)
+
+    with pytest.raises(KeyError):
+        fall(depth)
+    assert records(x)
+
+
+def test_one_object_may_be_entered_twice(x):
+    quiet = no_grad()
+    with quiet:
+        with quiet:
+            assert not records(x)
+        assert not records(x)
+    assert records(x)
+
+
+def test_a_decorated_function_also_when_it_recurses_or_raises(x):
+    @no_grad()
+    def count(n):
+        return count(n - 1) if n else records(x)
+
+    @no_grad()
+    def fail():
+        raise ValueError
+
+    assert count(3) is False and records(x)
+    with pytest.raises(ValueError):
+        fail()
+    assert records(x)
+    assert count.__name__ == "count"
+    with pytest.raises(TypeError, match="decorates a function"):
+        no_grad()(3)
+
+
+def test_a_decorated_generator_is_switched_at_each_resume(x):
+    log = []
+
+    @no_grad()
+    def items():
+        try:
+            while True:
+                got = yield records(x)
+                log.append((got, records(x)))
+        except ValueError:
+            yield "caught", records(x)
+        finally:
+            log.append(("closed", records(x)))
+
+    generator = items()
+    assert next(generator) is False
+    assert records(x)  # the caller's own mode, between two items
+    assert generator.send("hello") is False
+    assert log == [("hello", False)] and records(x)
+    assert generator.throw(ValueError) == ("caught", False)
+    generator.close()
+    assert log[-1] == ("closed", False) and records(x)
+
+
+def test_a_decorated_generator_passes_its_return_value_on(x):
+    @no_grad()
+    def inner():
+        yield records(x)
+        return "done"
+
+    def outer():
+        return (yield from inner())
+
+    generator = outer()
+    assert next(generator) is False
+    with pytest.raises(StopIteration, match="done"):
+        next(generator)
+
+
+def test_a_decorated_coroutine_and_its_neighbours(x):
+    @no_grad()
+    async def quiet():
+        first = records(x)
+        await asyncio.sleep(0)
+        return first, records(x)
+
+    async def loud():
+        await asyncio.sleep(0)
+        return records(x)
+
+    async def main():
+        return await asyncio.gather(quiet(), loud(), quiet())
+
+    assert asyncio.run(main()) == [(False, False), True, (False, False)]
+    assert records(x)
+
+
+def test_one_threads_mode_is_not_anothers(x):
+    inside, done, seen = threading.Event(), threading.Event(), []
+
+    def quiet():
+        with no_grad(), recording():
+            inside.set()
+            done.wait(20)
+            seen.append(records(x))
+
+    thread = threading.Thread(target=quiet)
+    thread.start()
+    assert inside.wait(20)
+    here = records(x), recording_mode.get()
+    done.set()
+    thread.join(20)
+    assert here == (True, False) and seen == [False]
+
+
+def test_modes_are_restored_by_value_in_another_context(x):
+    """A generator that is closed in another context than it was started in: a token would raise there."""
+
+    def leaky():
+        with switched(grad_mode, False):
+            yield
+
+    generator = leaky()
+    asyncio.run(asyncio.sleep(0))
+    threading.Thread(target=lambda: next(generator)).start()
+    generator.close()
+    assert records(x)
+
+
+def test_recording_is_off_by_default_and_ends(x):
+    assert not recording_mode.get()
+    with recording():
+        assert recording_mode.get() and (x * 2.0)._node.value is not None
+    assert (x * 2.0)._node.value is None
