@@ -4,26 +4,14 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `__getattr__` below brings these when the program runs
-    from tinygrad_qkv import nn
-    from tinygrad_qkv.viz.graph import draw_graph
-
-__version__ = "0.1.0"
-
-# In a checkout the folder of `tinygrad_qkv.nn` lies beside this package, not in it: let the import system look there.
-# The test of the name keeps `tinygrad_qkv.tinygrad_qkv`, which becomes visible by this, from nesting without end.
-_here = Path(__file__).parent
-if __name__ == "tinygrad_qkv" and not (_here / "nn").is_dir():
-    __path__.append(str(_here.parent))
-
-from tinygrad_qkv.tensor import Tensor  # noqa: E402, first: see the one import cycle in tensor.py
+from tinygrad_qkv.tensor import Tensor  # first: see the one import cycle in tensor.py
 
 # isort: split
-from tinygrad_qkv.autograd import grad  # noqa: E402
-from tinygrad_qkv.derivatives import check_grad  # noqa: E402
-from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads  # noqa: E402
-from tinygrad_qkv.modes import enable_grad, no_grad, recording  # noqa: E402
-from tinygrad_qkv.ops import (  # noqa: E402
+from tinygrad_qkv.autograd import grad
+from tinygrad_qkv.derivatives import check_grad
+from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
+from tinygrad_qkv.modes import enable_grad, no_grad, recording
+from tinygrad_qkv.ops import (
     abs,
     add,
     all,
@@ -146,7 +134,19 @@ from tinygrad_qkv.ops import (  # noqa: E402
     zeros,
     zeros_like,
 )
-from tinygrad_qkv.random import manual_seed  # noqa: E402
+from tinygrad_qkv.random import manual_seed
+
+if TYPE_CHECKING:  # `__getattr__` below brings these when the program runs
+    from tinygrad_qkv import nn
+    from tinygrad_qkv.viz.graph import draw_graph
+
+__version__ = "0.1.0"
+
+# In a checkout the folder of `tinygrad_qkv.nn` lies beside this package, not in it: let the import system look there.
+# The test of the name keeps `tinygrad_qkv.tinygrad_qkv`, which becomes visible by this, from nesting without end.
+_here = Path(__file__).parent
+if __name__ == "tinygrad_qkv" and not (_here / "nn").is_dir():
+    __path__.append(str(_here.parent))
 
 __all__ = [
     "Tensor",
