@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,13 +135,13 @@ def _keep_values(node: Node, y: np.ndarray, parents: tuple) -> None:
     node.value = y.copy()
     node.line = user_line()
     for p in parents:
-        if isinstance(p, Tensor) and p._node.is_leaf:
-            p._node.value = p._data.copy()
+        if isinstance(p, Tensor) and leaf_node(p).is_leaf:
+            leaf_node(p).value = p._data.copy()
 
 
 def user_line() -> Line | None:
     """The innermost line of the call stack that lies outside this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return Line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
@@ -202,15 +203,16 @@ def grad(
     for tensor, gradient in zip(outputs, gradients, strict=True):
         node, g = _seed(tensor, gradient, "grad()")
         seeds[node] = seeds[node] + g if node in seeds else g
-    wanted = {x._node for x in inputs}
+    nodes = [leaf_node(x) for x in inputs]
+    wanted = set(nodes)
     order = _leading_to(wanted, ancestry(seeds))
     found = _sweep(seeds, order, wanted, create_graph, create_graph if retain_graph is None else retain_graph)
-    for i, x in enumerate(inputs):
-        if x._node not in found and not allow_unused:
+    for i, node in enumerate(nodes):
+        if node not in found and not allow_unused:
             raise RuntimeError(
-                f"grad(): no output depends on input {i} of shape {x.shape}; pass allow_unused=True to get None for it"
+                f"grad(): no output depends on input {i} of shape {node.shape}; pass allow_unused=True to get None"
             )
-    return tuple(found.get(x._node) for x in inputs)
+    return tuple(found.get(node) for node in nodes)
 
 
 def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Any]:
@@ -228,13 +230,13 @@ def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Any]:
                 f"{caller} without a gradient needs a scalar, got shape {tensor.shape}; "
                 "reduce it first, e.g. .sum(), or pass a gradient of that shape"
             )
-        return tensor._node, np.ones_like(tensor._data)
+        return leaf_node(tensor), np.ones_like(tensor._data)
     g = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
     if g.shape != tensor.shape:
         raise ValueError(f"{caller}: gradient of shape {g.shape} for a tensor of shape {tensor.shape}; they must agree")
     if g.dtype != tensor.dtype:
         g = g.astype(tensor.dtype)
-    return tensor._node, g if g.requires_grad else g._data
+    return leaf_node(tensor), g if g.requires_grad else g._data
 
 
 def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
@@ -256,7 +258,7 @@ def _sweep(
     for node in order:
         _check_usable(node)
     useful = set(order)
-    grads = {
+    grads: dict[Node, Any] = {
         n: (g if isinstance(g, Tensor) else Tensor.wrap(g)) if create_graph else np.asarray(getattr(g, "_data", g))
         for n, g in seeds.items()
     }
@@ -274,7 +276,7 @@ def _sweep(
                     node.grad = g.detach() if create_graph else Tensor.wrap(g.copy())
                 _pull(node, g, grads, owned, useful, create_graph)
                 if not retain_graph:
-                    node.saved = node.pullbacks = node.output = None
+                    node.saved, node.pullbacks, node.output = (), None, None
     return found
 
 
@@ -300,10 +302,10 @@ def _check_usable(node: Node) -> None:
 def _pull(node: Node, g: Any, grads: dict, owned: set[Node], useful: set[Node], create_graph: bool) -> None:
     """Run the rules of one node and add what they give to the gradients of its parents."""
     if create_graph:
-        values = [Tensor.wrap(node.output, node.memory, node) if s is OUTPUT else s for s in node.saved]
+        values = [Tensor.wrap(np.asarray(node.output), node.memory, node) if s is OUTPUT else s for s in node.saved]
     else:
         values = [s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s for s in node.saved]
-    rules = node.pullbacks
+    rules: Any = node.pullbacks
     together = None if isinstance(rules, tuple) else rules(g, *values)
     for i, parent in enumerate(node.parents):
         if type(parent) is not Node or not parent.requires_grad or parent not in useful:

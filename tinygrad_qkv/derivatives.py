@@ -80,12 +80,12 @@ def _slope(f: Callable, leaves: list, i: int, v: np.ndarray, weights: list[np.nd
 
 def _worst_entry(f: Callable, leaves: list, i: int, got: np.ndarray, weights: list[np.ndarray], eps: float) -> str:
     """The message: the entry of argument i whose gradient is furthest off (of the first 1000)."""
-    worst = (-1.0, (), 0.0, 0.0)
+    worst: tuple[float, tuple, float, float] = (-1.0, (), 0.0, 0.0)
     for index in list(np.ndindex(got.shape))[:1000]:
         v = np.zeros(got.shape)
         v[index] = 1
         expected = _slope(f, leaves, i, v, weights, eps)
-        error = abs(got[index] - expected)
+        error = abs(float(got[index]) - expected)
         if not error <= worst[0]:
             worst = (error, index, expected, float(got[index]))
     _, index, expected, value = worst

@@ -116,7 +116,7 @@ class Tensor:
                 f"t.data = ... keeps shape {self.shape} and dtype {self.dtype}, got {array.shape} and {array.dtype}; "
                 "make a new Tensor for another shape or dtype"
             )
-        self._data = array
+        self._data = array if array is self._data else array.copy()
         self._memory.written = autograd.tick()
 
     @property
@@ -157,6 +157,10 @@ class Tensor:
     def is_leaf(self) -> bool:
         """True for a tensor that no recorded op made."""
         return self._node is None or self._node.is_leaf
+
+    @property
+    def _op(self) -> str | None:
+        return None if self._node is None else self._node.op
 
     @property
     def name(self) -> str | None:
@@ -268,7 +272,7 @@ class Tensor:
         if self.name:
             parts.append(f"name={self.name!r}")
         if self.requires_grad:
-            parts.append("requires_grad=True" if self.is_leaf else f"op={self._node.op}")
+            parts.append("requires_grad=True" if self.is_leaf else f"op={self._op}")
         if self.grad is not None:
             parts.append(
                 f"grad={np.array2string(self.grad._data, separator=', ', threshold=6, edgeitems=2, precision=4)}"
@@ -322,7 +326,7 @@ class Tensor:
     def __reduce__(self) -> tuple:
         if not self.is_leaf:
             raise RuntimeError(
-                f"only leaves are copied and pickled; op '{self._node.op}' made this tensor, and its graph would be "
+                f"only leaves are copied and pickled; op '{self._op}' made this tensor, and its graph would be "
                 "lost: use t.detach() or t.numpy()"
             )
         grad = None if self.grad is None else self.grad._data
@@ -685,7 +689,7 @@ class Tensor:
 
 def _rebuild(cls: type, data: np.ndarray, requires_grad: bool, name: str | None, grad: np.ndarray | None) -> Tensor:
     """A leaf as `copy.deepcopy` and `pickle` make it again."""
-    tensor = object.__new__(cls)
+    tensor: Tensor = object.__new__(cls)
     tensor._data, tensor._memory, tensor._node = data, Memory(), None
     if requires_grad:
         tensor.requires_grad = True

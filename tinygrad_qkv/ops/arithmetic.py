@@ -33,8 +33,8 @@ def mul(a: Operand, b: Operand) -> Tensor:
 def div(a: Operand, b: Operand) -> Tensor:
     """a / b; integers give float32."""
     a, b, x, y = pair(a, b, to_float=True)
-    rules = (lambda g, a, b: g / b, lambda g, a, b: -g * a / (b * b))
-    return record(np.true_divide(x, y), "div", (a, b), (a, b), rules, ("da = g / b", "db = -g * a / (b * b)"))
+    rules = (lambda g, y, b: g / b, lambda g, y, b: -g * y / b)
+    return record(np.true_divide(x, y), "div", (a, b), (OUTPUT, b), rules, ("da = g / b", "db = -g * y / b"))
 
 
 def floordiv(a: Operand, b: Operand) -> Tensor:
@@ -56,16 +56,21 @@ def pow(a: Operand, b: Operand) -> Tensor:
     a ** 0 has gradient 0, also at a = 0, and so has 0 ** b (b >= 0) with respect to b: limits, where the plain
     formulas give 0 * inf.
     """
-    negative = isinstance(a, (int, Tensor, np.ndarray)) and np.any(np.asarray(b) < 0)
-    a, b, x, y = pair(a, b, to_float=bool(negative))
+    a, b, x, y = pair(a, b)
+    if _is_integer(x) and _is_integer(y) and np.any(np.less(y, 0)):
+        a, b, x, y = pair(a, b, to_float=True)
     return record(
-        np.power(x, y),
+        x**y,
         "pow",
         (a, b),
         (OUTPUT, a, b),
         (_pow_base, _pow_exponent),
         ("da = where(b == 0, 0, g * b * a ** (b - 1))", "db = where((a == 0) & (b >= 0), 0, g * y * log(a))"),
     )
+
+
+def _is_integer(value: Any) -> bool:
+    return value.dtype.kind in "biu" if isinstance(value, np.ndarray) else isinstance(value, int)
 
 
 def _pow_base(g: Any, y: Any, a: Any, b: Any) -> Any:
@@ -76,7 +81,7 @@ def _pow_base(g: Any, y: Any, a: Any, b: Any) -> Any:
 
 def _pow_exponent(g: Any, y: Any, a: Any, b: Any) -> Any:
     flat = np.equal(a, 0) & np.greater_equal(b, 0)
-    return np.where(flat, 0, g * y * np.log(np.where(flat, 1, a)))
+    return np.where(flat, 0, g * y * np.log(np.where(flat, np.ones_like(y), a)))
 
 
 def neg(a: Operand) -> Tensor:
