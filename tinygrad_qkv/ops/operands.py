@@ -19,10 +19,12 @@ def is_numeric(value: Any) -> bool:
 
 def operand(value: Operand) -> Tensor | float:
     """A Tensor as it is, a Python or NumPy scalar as a Python number, anything else as a new constant."""
-    if isinstance(value, (Tensor, float, int)):
+    if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # before float, of which np.float64 is a subclass
         return value.item()
+    if isinstance(value, (float, int)):
+        return value
     if not is_numeric(value):
         raise TypeError(f"an op takes tensors, numbers and arrays, got {type(value).__name__}")
     return Tensor(value)
