@@ -13,3 +13,23 @@ def native(x: np.ndarray, name: str) -> np.ndarray:
     if x.dtype.isnative and x.flags.aligned:
         return x
     return x.astype(x.dtype.newbyteorder("="))
+
+
+def contiguous(x: np.ndarray, name: str) -> np.ndarray:
+    """x as kernels over rows read it: native and C-contiguous, copied only where it is not."""
+    x = native(x, name)
+    return x if x.flags.c_contiguous else x.copy(order="C")
+
+
+def one_dtype(name: str, *arrays: np.ndarray) -> None:
+    """Raise TypeError unless all arrays have the dtype of the first."""
+    if any(x.dtype != arrays[0].dtype for x in arrays):
+        given = ", ".join(str(x.dtype) for x in arrays)
+        raise TypeError(f"{name} needs arrays of one dtype, got {given}: convert them with astype")
+
+
+def shapes_fit(name: str, **expected: tuple[np.ndarray, tuple[int, ...]]) -> None:
+    """Raise ValueError unless each named array has the shape beside it."""
+    for argument, (x, shape) in expected.items():
+        if x.shape != shape:
+            raise ValueError(f"{name}: {argument} must have shape {shape}, got {x.shape}")

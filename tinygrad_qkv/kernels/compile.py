@@ -92,7 +92,8 @@ class Kernel:
     def __call__(self, *args: Any, parallel: bool) -> None:
         """Run the kernel; `parallel` comes from the size rules in `threads.PARALLEL_FROM`."""
         if not JIT:
-            self.function(*args)
+            with np.errstate(all="ignore"):  # compiled code does not warn of inf and NaN either
+                self.function(*args)
         elif parallel and threads.can_run_parallel():
             with threads.parallel_region():
                 self._form(args[0].dtype, True)(*args)

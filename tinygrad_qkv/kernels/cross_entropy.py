@@ -1,21 +1,34 @@
 """Cross-entropy of logits against class numbers, fused with its log-softmax."""
 
+import math
+
 import numpy as np
+from numba import prange
+from numba.core import types
+
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.exp import exp
+from tinygrad_qkv.kernels.rows import row_max, row_sum, row_sum_exp
+from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 
 def cross_entropy(
     logits: np.ndarray, targets: np.ndarray, ignore_index: int, label_smoothing: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses (N,) and log-sum-exp (N,) of logits (N, C) for targets (N,)."""
-    with np.errstate(all="ignore"):
-        top = logits.max(1)
-        lse = top + np.log(np.exp(logits - top[:, None]).sum(1))
-        keep = targets != ignore_index
-        at = logits[np.arange(len(targets)), np.where(keep, targets, 0)]
-        losses = (1 - label_smoothing) * (lse - at)
-        if label_smoothing:
-            losses = losses + label_smoothing * (lse[:, None] - logits).mean(1)
-    return np.where(keep, losses, 0).astype(logits.dtype), lse
+    """loss[n] = (1 - s) * (lse[n] - x[n, t]) + s * mean over c of (lse[n] - x[n, c]), lse = log(sum over c of exp(x)).
+
+    x = logits (N, C), float32 or float64; t = targets[n] (N,), int64, each ignore_index or in [0, C), which the caller
+    has checked; s = label_smoothing. Gives losses (N,), 0 where ignored, and lse (N,). Without smoothing a logit of
+    -inf in another class leaves the loss finite.
+    """
+    x = contiguous(logits, "cross_entropy")
+    targets = _checked("cross_entropy", x, targets)
+    losses, logsumexp = np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
+    parallel = x.size >= PARALLEL_FROM["cross_entropy"]
+    if len(x):
+        _losses(x, targets, ignore_index, 1 - label_smoothing, label_smoothing, losses, logsumexp, parallel=parallel)
+    return losses, logsumexp
 
 
 def cross_entropy_pullback(
@@ -26,11 +39,69 @@ def cross_entropy_pullback(
     ignore_index: int,
     label_smoothing: float,
 ) -> np.ndarray:
-    """Gradient (N, C) of the logits."""
-    keep = targets != ignore_index
-    with np.errstate(all="ignore"):
-        d = np.exp(logits - logsumexp[:, None]) - label_smoothing / logits.shape[1]
-        d[np.arange(len(targets)), np.where(keep, targets, 0)] -= 1 - label_smoothing
-        d = d * g[:, None]
-    d[~keep] = 0
-    return d.astype(logits.dtype)
+    """dx[n, c] = g[n] * (exp(x[n, c] - lse[n]) - (1 - s) * (c == t) - s / C); exactly 0 in ignored rows.
+
+    g (N,) is the gradient of the losses; the rest as given to, and by, `cross_entropy`. Gives dx (N, C). An ignored row
+    is 0 whatever stands in it.
+    """
+    name = "cross_entropy_pullback"
+    x, g, logsumexp = contiguous(logits, name), contiguous(g, name), contiguous(logsumexp, name)
+    targets = _checked(name, x, targets)
+    one_dtype(name, x, g, logsumexp)
+    shapes_fit(name, g=(g, (len(x),)), logsumexp=(logsumexp, (len(x),)))
+    dx = np.empty(x.shape, x.dtype)
+    if x.size:
+        spread = label_smoothing / x.shape[1]
+        parallel = x.size >= PARALLEL_FROM["cross_entropy"]
+        _logit_gradients(x, targets, logsumexp, g, ignore_index, 1 - label_smoothing, spread, dx, parallel=parallel)
+    return dx
+
+
+def _checked(name: str, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    if x.ndim != 2:
+        raise ValueError(f"{name}: logits must have shape (N, C), got {x.shape}")
+    if targets.dtype.kind not in "iu":
+        raise TypeError(f"{name}: targets must be integers, got {targets.dtype}")
+    shapes_fit(name, targets=(targets, (len(x),)))
+    return np.ascontiguousarray(targets, np.int64)
+
+
+def _losses_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    rows, classes, column = array_in(scalar, 2), array_in(types.int64, 1), array_out(scalar, 1)
+    return rows, classes, types.int64, scalar, scalar, column, column
+
+
+@kernel(arguments=_losses_types)
+def _losses(x, targets, ignore_index, sure, smoothing, losses, logsumexp):
+    """One pass for the row's maximum, one for its sum of exponentials, both while the row is in the cache."""
+    for n in prange(x.shape[0]):
+        top = row_max(x[n])
+        lse = top + x.dtype.type(math.log(row_sum_exp(x[n], top)))
+        logsumexp[n] = lse
+        losses[n] = 0
+        if targets[n] != ignore_index:
+            losses[n] = sure * (lse - x[n, targets[n]])
+            if smoothing != 0:  # else 0 * inf, from a logit of -inf, would be NaN
+                losses[n] += smoothing * (lse - row_sum(x[n]) / x.dtype.type(x.shape[1]))
+
+
+def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    rows, classes, column = array_in(scalar, 2), array_in(types.int64, 1), array_in(scalar, 1)
+    return rows, classes, column, column, types.int64, scalar, scalar, array_out(scalar, 2)
+
+
+@kernel(arguments=_gradient_types)
+def _logit_gradients(x, targets, logsumexp, g, ignore_index, sure, spread, dx):
+    """Each row is read and written once."""
+    for n in prange(x.shape[0]):
+        if targets[n] == ignore_index:
+            dx[n] = 0
+        else:
+            _share_gradients(x[n], logsumexp[n], spread, g[n], dx[n])
+            dx[n, targets[n]] -= g[n] * sure
+
+
+@kernel(plain=lambda x, lse, spread, g, dx: np.multiply(exp(x - lse) - spread, g, out=dx))
+def _share_gradients(x, lse, spread, g, dx):
+    for c in range(x.shape[0]):
+        dx[c] = (exp(x[c] - lse) - spread) * g

@@ -1,23 +1,157 @@
 """Layer normalisation over the last axis, with its pullback."""
 
+import math
+
 import numpy as np
+from numba import prange
+from numba.core import types
+
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.rows import LANES, row_add, row_sum
+from tinygrad_qkv.kernels.threads import PARALLEL_FROM
+
+BLOCK_ROWS = 32  # rows whose sums for dweight and dbias are added up together, at least
+BLOCKS = 64  # and into how many blocks the rows fall, at most
 
 
 def layer_norm(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(y, mean (N,), rstd (N,)) of x (N, D), weight (D,), bias (D,)."""
-    mean = x.mean(1)
-    centred = x - mean[:, None]
-    rstd = (1 / np.sqrt((centred * centred).mean(1) + eps)).astype(x.dtype)
-    return centred * rstd[:, None] * weight + bias, mean, rstd
+    """y = (x - mean) * rstd * weight + bias, with rstd = 1 / sqrt(var + eps) and the biased variance of each row.
+
+    x (N, D), weight (D,), bias (D,), all float32 or all float64. Gives y (N, D), mean (N,), rstd (N,). The variance is
+    taken from differences to the mean; a constant row gives exactly bias.
+    """
+    x, weight, bias = (contiguous(array, "layer_norm") for array in (x, weight, bias))
+    one_dtype("layer_norm", x, weight, bias)
+    _check_rows("layer_norm", x)
+    shapes_fit("layer_norm", weight=(weight, x.shape[1:]), bias=(bias, x.shape[1:]))
+    y, mean, rstd = np.empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
+    if len(x):
+        _normalise(x, weight, bias, eps, y, mean, rstd, parallel=x.size >= PARALLEL_FROM["layer_norm"])
+    return y, mean, rstd
 
 
 def layer_norm_pullback(
     g: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(dx (N, D), dweight (D,), dbias (D,))."""
-    xhat = (x - mean[:, None]) * rstd[:, None]
-    gw = g * weight
-    dx = rstd[:, None] * (gw - gw.mean(1, keepdims=True) - xhat * (gw * xhat).mean(1, keepdims=True))
-    return dx, (g * xhat).sum(0), g.sum(0)
+    """dx = rstd * (h - mean of h - xhat * mean of (h * xhat)), with xhat = (x - mean) * rstd and h = g * weight.
+
+    g and x (N, D), weight (D,), mean and rstd (N,) as given by `layer_norm`. Gives dx (N, D), dweight (D,) = sum over n
+    of g * xhat and dbias (D,) = sum over n of g. How these sums are split depends on N alone.
+    """
+    name = "layer_norm_pullback"
+    g, x, weight, mean, rstd = (contiguous(array, name) for array in (g, x, weight, mean, rstd))
+    one_dtype(name, x, g, weight, mean, rstd)
+    _check_rows(name, x)
+    rows, width = x.shape
+    shapes_fit(name, g=(g, x.shape), weight=(weight, (width,)), mean=(mean, (rows,)), rstd=(rstd, (rows,)))
+    step = max(BLOCK_ROWS, -(-rows // BLOCKS))
+    dx, sums = np.empty(x.shape, x.dtype), np.zeros((2, -(-rows // step), width), x.dtype)
+    if x.size:
+        _gradients(x, g, weight, mean, rstd, step, dx, sums, parallel=x.size >= PARALLEL_FROM["layer_norm"])
+    dweight, dbias = sums.sum(1)
+    return dx, dweight, dbias
+
+
+def _check_rows(name: str, x: np.ndarray) -> None:
+    if x.ndim != 2:
+        raise ValueError(f"{name}: x must have shape (N, D), got {x.shape}")
+
+
+def _normalise_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    vector, column = array_in(scalar, 1), array_out(scalar, 1)
+    return array_in(scalar, 2), vector, vector, scalar, array_out(scalar, 2), column, column
+
+
+@kernel(arguments=_normalise_types)
+def _normalise(x, weight, bias, eps, y, mean, rstd):
+    """Three passes over each row while it is in the cache: sum, moments about that mean, output."""
+    width = x.dtype.type(x.shape[1])
+    one = x.dtype.type(1)
+    for n in prange(x.shape[0]):
+        rough = row_sum(x[n]) / width
+        # The rounded mean is off by a little; what the differences to it sum to corrects mean and variance.
+        first, second = _moments(x[n], rough)
+        rest = first / width
+        variance = max(second / width - rest * rest, x.dtype.type(0))
+        mean[n] = rough + rest
+        rstd[n] = one / x.dtype.type(math.sqrt(variance + eps))
+        _affine(x[n], mean[n], rstd[n], weight, bias, y[n])
+
+
+def _moments_plain(x, centre):
+    d = x - centre
+    return d.sum(), (d * d).sum()
+
+
+@kernel(plain=_moments_plain, fastmath=LANES)
+def _moments(x, centre):
+    """Sums of (x - centre) and of its square."""
+    first = second = x.dtype.type(0)
+    for i in range(x.shape[0]):
+        d = x[i] - centre
+        first += d
+        second += d * d
+    return first, second
+
+
+def _affine_plain(x, mean, rstd, weight, bias, y):
+    y[:] = (x - mean) * rstd * weight + bias
+
+
+@kernel(plain=_affine_plain)
+def _affine(x, mean, rstd, weight, bias, y):
+    for i in range(x.shape[0]):
+        y[i] = (x[i] - mean) * rstd * weight[i] + bias[i]
+
+
+def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    matrix, vector = array_in(scalar, 2), array_in(scalar, 1)
+    return matrix, matrix, vector, vector, vector, types.intp, array_out(scalar, 2), array_out(scalar, 3)
+
+
+@kernel(arguments=_gradient_types)
+def _gradients(x, g, weight, mean, rstd, step, dx, sums):
+    """For each block of `step` rows, in parallel: dx, and the block's part of dweight (sums[0]) and dbias (sums[1])."""
+    for block in prange(sums.shape[1]):
+        for n in range(block * step, min(block * step + step, x.shape[0])):
+            _row_gradient(x[n], g[n], weight, mean[n], rstd[n], dx[n])
+            _add_scaled(g[n], x[n], mean[n], rstd[n], sums[0, block])
+            row_add(g[n], sums[1, block])
+
+
+def _row_gradient_plain(x, g, weight, mean, rstd, dx):
+    h, xhat = g * weight, (x - mean) * rstd
+    dx[:] = rstd * (h - h.mean() - xhat * (h * xhat).mean())
+
+
+@kernel(plain=_row_gradient_plain)
+def _row_gradient(x, g, weight, mean, rstd, dx):
+    width = x.dtype.type(x.shape[0])
+    first, second = _weighted_moments(x, g, weight, mean, rstd)
+    first, second = first / width, second / width
+    for i in range(x.shape[0]):
+        dx[i] = rstd * (g[i] * weight[i] - first - (x[i] - mean) * rstd * second)
+
+
+@kernel(fastmath=LANES)
+def _weighted_moments(x, g, weight, mean, rstd):
+    """Sums of h and of h * xhat."""
+    first = second = x.dtype.type(0)
+    for i in range(x.shape[0]):
+        h = g[i] * weight[i]
+        first += h
+        second += h * ((x[i] - mean) * rstd)
+    return first, second
+
+
+def _add_scaled_plain(g, x, mean, rstd, out):
+    out += g * ((x - mean) * rstd)
+
+
+@kernel(plain=_add_scaled_plain)
+def _add_scaled(g, x, mean, rstd, out):
+    for i in range(x.shape[0]):
+        out[i] += g[i] * ((x[i] - mean) * rstd)

@@ -22,8 +22,8 @@ TASKS = 64  # tiles are split among columns too until there are as many tasks, s
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n].
 
-    a (..., M, K), b (..., K, N), float32 or float64 alike, any strides; leading axes broadcast. Gives a new C-contiguous
-    array (..., M, N). Integers and bools take NumPy's own product.
+    a (..., M, K), b (..., K, N), both float32 or both float64, any strides; leading axes broadcast. Gives a new
+    C-contiguous array (..., M, N). Integers and bools take NumPy's own product.
     Small products go to NumPy as well, up to the sizes that its BLAS computes on one thread: two pools of threads in
     one process slow each other down.
     Errors: ValueError for shapes that do not fit, TypeError for other or unlike dtypes.

@@ -1,10 +1,45 @@
 """Scatter-add: the pullback of a row lookup."""
 
 import numpy as np
+from numba import prange
+from numba.core import types
+
+from tinygrad_qkv.kernels.arrays import contiguous
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.rows import row_add
+from tinygrad_qkv.kernels.threads import PARALLEL_FROM
+
+STRIP = 64  # columns that one task adds up: whole cache lines, so that threads do not write into the same ones
 
 
 def scatter_add(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
-    """out (rows, D) with out[ids[n]] += g[n], for g (N, D) and ids (N,)."""
+    """out = zeros (rows, D); for n in order: out[ids[n]] += g[n].
+
+    g (N, D), float32 or float64; ids (N,), integers, each in [0, rows), which the caller has checked.
+    """
+    g = contiguous(g, "scatter_add")
+    if g.ndim != 2 or ids.shape != (len(g),):
+        raise ValueError(f"scatter_add needs g of shape (N, D) and ids of shape (N,), got {g.shape} and {ids.shape}")
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"scatter_add: ids must be integers, got {ids.dtype}")
     out = np.zeros((rows, g.shape[1]), g.dtype)
-    np.add.at(out, ids, g)
+    if g.size:
+        _add_rows(g, np.ascontiguousarray(ids, np.int64), out, parallel=g.size >= PARALLEL_FROM["scatter"])
     return out
+
+
+def _types(scalar: types.Type) -> tuple[types.Type, ...]:
+    return array_in(scalar, 2), array_in(types.int64, 1), array_out(scalar, 2)
+
+
+@kernel(arguments=_types)
+def _add_rows(g, ids, out):
+    """for each strip of columns, in parallel: for n in order: out[ids[n], strip] += g[n, strip].
+
+    No two tasks share an element, and each element is added up in the order of n.
+    """
+    width = g.shape[1]
+    for strip in prange((width + STRIP - 1) // STRIP):
+        first, last = strip * STRIP, min(strip * STRIP + STRIP, width)
+        for n in range(ids.shape[0]):
+            row_add(g[n, first:last], out[ids[n], first:last])
