@@ -1,0 +1,208 @@
+"""The computation graph that made a tensor, as a drawing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tinygrad_qkv.autograd import Node, ancestry
+from tinygrad_qkv.tensor import Tensor
+from tinygrad_qkv.viz.boxes import boxed
+from tinygrad_qkv.viz.labels import FONT, Line, Style, label_attributes
+from tinygrad_qkv.viz.legend import legend as legend_of
+from tinygrad_qkv.viz.numbers import gradient_words, number, value_words
+from tinygrad_qkv.viz.render import Drawing
+
+# ---- the look: everything that has a colour, a size or a shape stands here
+
+INK, FAINT, GRADIENT = "#1F2328", "#57606A", "#8A1C7C"
+TITLE, SHAPE, VALUE = Style(INK, 12, bold=True), Style(FAINT), Style(INK)
+OP, GRAD, RULE = Style(INK, 10), Style(GRADIENT), Style(FAINT, 8)
+FAMILIES = {"Q": ("#005A9C", "#E3EFF9"), "K": ("#B34700", "#FCEBDD"), "V": ("#00704F", "#DFF3EB")}  # ink, tint
+ROLES = {
+    "parameter": {"style": "filled", "color": INK, "fillcolor": "#E8E8E8", "penwidth": "2"},
+    "input": {"style": "filled", "color": "#8C959F", "fillcolor": "#FFFFFF", "penwidth": "1"},
+    "op": {"style": "rounded,filled", "color": "#8C959F", "fillcolor": "#F7F7F7", "penwidth": "1"},
+    "output": {"style": "filled", "color": INK, "fillcolor": "#FFF3C4", "penwidth": "1", "peripheries": "2"},
+}
+NO_GRADIENT_EDGE = ' style="dashed" color="#8C959F"'
+GRAPH = {"fontname": FONT, "nodesep": "0.25", "ranksep": "0.3", "pad": "0.2", "bgcolor": "white", "labelloc": "b"}
+NODE = {"fontname": FONT, "shape": "box", "margin": "0.08,0.04", "height": "0.3", "fontcolor": INK}
+EDGE = {"fontname": FONT, "color": INK, "arrowsize": "0.6", "fontsize": "8", "fontcolor": FAINT}
+
+FAMILY_NAME = re.compile(r"(?:[Wb]_)?([QKV])$", re.IGNORECASE)
+COMMUTATIVE = ("add", "mul", "maximum", "minimum", "logaddexp")
+
+
+def draw_graph(
+    tensor: Tensor | Sequence[Tensor],
+    *,
+    level: str = "op",
+    values: bool = False,
+    grads: bool = False,
+    formulas: bool = False,
+    names: Mapping[str, Tensor] | None = None,
+    direction: str = "TB",
+    legend: bool = True,
+) -> Drawing:
+    """Draw the graph that made `tensor` (or several tensors): a `graphviz.Digraph` that renders without `dot` too.
+
+    A node is a leaf, or an op with the shape of its result; an arrow runs from every operand to its op, so `x * x` has
+    two.  A module call is a box.  `names` labels leaves and inner tensors, beside those that have a name.  `values` and
+    `grads` add numbers: all of them up to 6, else mean ± standard deviation [min, max].  Those of inner tensors were
+    kept if the forward pass ran inside `with recording():`; the drawing says so where they were not.  `formulas` puts
+    on each arrow the rule that carries the gradient back through it.  `direction` is "TB", "LR", "BT" or "RL".
+
+    The drawing is the same before and after backward, and its DOT text the same in every process.
+    RuntimeError for a tensor that has no graph.
+    """
+    if level != "op":
+        raise ValueError(f"draw_graph knows level='op' only (one node an op), got {level!r}")
+    if direction not in ("TB", "LR", "BT", "RL"):
+        raise ValueError(f"direction is 'TB' (top to bottom), 'LR', 'BT' or 'RL', got {direction!r}")
+    roots = _roots(tensor)
+    nodes = ancestry(roots)[::-1]
+    titles = {t._node: label for label, t in reversed((names or {}).items()) if t._node is not None}
+    titles = {node: titles.get(node, node.name) for node in nodes}
+    roles = {node: _role(node, roots) for node in nodes}
+    text = {}
+    for i, node in enumerate(nodes):
+        lines = _title_lines(node, titles[node], roles[node])
+        lines += (_value_lines(node) if values else []) + (_gradient_lines(node) if grads else [])
+        text[node] = f"n{i} [{label_attributes(lines)} {_look(roles[node], _family(titles[node]))}]"
+    graph = {**GRAPH, "rankdir": direction}
+    if legend:
+        graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, names or {}), FAINT)
+    drawing = Drawing("computation_graph", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
+    drawing.body += boxed(nodes, text) + _edges(nodes, formulas)
+    return drawing
+
+
+def _roots(tensor: Tensor | Sequence[Tensor]) -> set[Node]:
+    """The nodes to start from, checked."""
+    tensors = [tensor] if isinstance(tensor, Tensor) else list(tensor)
+    if not tensors:
+        raise ValueError("draw_graph got an empty list; give it a tensor, or a list of tensors")
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"draw_graph draws Tensors, got {type(t).__name__}")
+        if not t.requires_grad:
+            raise RuntimeError(
+                f"this tensor of shape {t.shape} has no graph: nothing that it was made from requires grad "
+                "(set requires_grad=True on a leaf), or it was made under no_grad() or detached"
+            )
+    return {t._node for t in tensors}
+
+
+def _role(node: Node, roots: set[Node]) -> str:
+    if node.is_leaf:
+        return "parameter" if node.requires_grad else "input"
+    return "output" if node in roots else "op"
+
+
+def _family(title: str | None) -> str | None:
+    """Q, K or V, if the last part of the name says so: W_Q, b_K, blocks.0.attn.W_V, q."""
+    match = FAMILY_NAME.match((title or "").rpartition(".")[2])
+    return match[1].upper() if match else None
+
+
+def _look(role: str, family: str | None) -> str:
+    """The DOT attributes of a node."""
+    look = dict(ROLES[role])
+    if family:
+        look["color"], look["fillcolor"] = FAMILIES[family]
+    return " ".join(f'{key}="{value}"' for key, value in look.items())
+
+
+def _title_lines(node: Node, title: str | None, role: str) -> list[Line]:
+    """The name, the op with its scalar operands, and the shape."""
+    family = _family(title)
+    style = TITLE._replace(color=FAMILIES[family][0]) if family else TITLE
+    lines = [Line(title, style)] if title else []
+    if not node.is_leaf:
+        lines.append(Line(_op(node), OP if title else TITLE))
+    elif not title:
+        lines.append(Line("parameter" if role == "parameter" else "constant", TITLE))
+    shape = str(node.shape) if node.dtype == np.float32 else f"{node.shape} {node.dtype}"
+    return [*lines, Line(f"{shape} output" if role == "output" else shape, SHAPE)]
+
+
+def _op(node: Node) -> str:
+    """The op with its scalar operands: `mul 0.5`, and `1 sub` where the scalar stands on the left."""
+    scalars = [number(p) for p in node.parents if not isinstance(p, Node)]
+    if scalars and not isinstance(node.parents[0], Node) and node.op not in COMMUTATIVE:
+        return " ".join([scalars[0], node.op, *scalars[1:]])
+    return " ".join([node.op, *scalars])
+
+
+def _value_lines(node: Node) -> list[Line]:
+    return _rows("value", value_words(node.value), VALUE) if node.value is not None else []
+
+
+def _gradient_lines(node: Node) -> list[Line]:
+    """The gradient, or the reason why there is none."""
+    if not node.requires_grad:
+        return [Line("grad none (not needed)", GRAD)]
+    if node.grad is not None:
+        return _rows("grad", gradient_words(node.grad.numpy()), GRAD)
+    if node.is_leaf or node.value is not None:
+        return [Line("grad not computed", GRAD)]
+    return []
+
+
+def _rows(word: str, rows: list[str], style: Style) -> list[Line]:
+    """`word row`, or `word` above the rows of a matrix."""
+    rows = [f"{word} {rows[0]}"] if len(rows) == 1 else [word, *rows]
+    return [Line(row, style) for row in rows]
+
+
+def _edges(nodes: Sequence[Node], formulas: bool) -> list[str]:
+    """An arrow from every operand to its op; dashed where no gradient goes back."""
+    index = {node: i for i, node in enumerate(nodes)}
+    lines = []
+    for node in nodes:
+        tensors = sum(isinstance(p, Node) for p in node.parents)
+        for k, parent in enumerate(node.parents):
+            if isinstance(parent, Node):
+                label = _edge_label(node, k, tensors, formulas and parent.requires_grad)
+                attributes = (f" {label_attributes([label])}" if label else "") + (
+                    "" if parent.requires_grad else NO_GRADIENT_EDGE
+                )
+                lines.append(f"\tn{index[parent]} -> n{index[node]}{f' [{attributes[1:]}]' if attributes else ''}\n")
+    return lines
+
+
+def _edge_label(node: Node, k: int, tensors: int, formula: bool) -> Line | None:
+    """The rule of operand `k`, or its name in the rule where the order of the operands matters."""
+    if k >= len(node.formulas):
+        return None
+    if formula:
+        return Line(node.formulas[k], RULE)
+    name = node.formulas[k].partition(" ")[0].removeprefix("d")
+    return Line(name, RULE) if tensors > 1 and node.op not in COMMUTATIVE else None
+
+
+def _entries(roles: Mapping[Node, str], titles: Mapping[Node, str | None]) -> list[tuple[str, str, str]]:
+    """Fill, border and text of the legend, for what occurs in the drawing."""
+    used, families = set(roles.values()), {_family(title) for title in titles.values()}
+    entries = [(ROLES[role]["fillcolor"], ROLES[role]["color"], role) for role in ROLES if role in used]
+    entries += [(tint, ink, name) for name, (ink, tint) in FAMILIES.items() if name in families]
+    return entries
+
+
+def _notes(nodes: Sequence[Node], values: bool, grads: bool, names: Mapping[str, Tensor]) -> list[str]:
+    """What the drawing was asked for and does not have."""
+    notes = []
+    if values or grads:
+        missing = sum(node.value is None for node in nodes if not node.is_leaf)
+        if missing:
+            notes.append(f"{missing} ops kept no value and no gradient: run the forward pass inside `with recording():`")
+    if grads and all(node.grad is None for node in nodes):
+        notes.append("no gradient yet: backward() has not run")
+    known = set(nodes)
+    absent = sum(t._node not in known for t in names.values())
+    if absent:
+        notes.append(f"{absent} of the names belong to tensors that are not in this graph")
+    return notes
