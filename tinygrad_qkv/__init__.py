@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinygrad_qkv.tensor import Tensor  # first: see the one import cycle in tensor.py
+from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in methods.py
 
 # isort: split
 from tinygrad_qkv.autograd import grad
@@ -135,6 +135,7 @@ from tinygrad_qkv.ops import (
     zeros_like,
 )
 from tinygrad_qkv.random import manual_seed
+from tinygrad_qkv.tensor import Tensor
 
 if TYPE_CHECKING:  # `__getattr__` below brings these when the program runs
     from tinygrad_qkv import nn

@@ -7,20 +7,16 @@ Nodes are numbered in the order of their creation, so the reverse of that order 
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.modes import Frame, grad_mode, module_frame, recording_mode, switched
+from tinygrad_qkv.modes import Frame, Line, grad_mode, module_frame, recording_mode, switched, user_line
 from tinygrad_qkv.tensor import Memory, Tensor
 
 tick = itertools.count(1).__next__  # numbers nodes and in-place writes in one sequence
-PACKAGE = str(Path(__file__).parent)
 _deposit = threading.Lock()  # two threads may add to the gradient of one leaf
 
 
@@ -32,16 +28,6 @@ class _Output:
 
 
 OUTPUT = _Output()
-
-
-class Line(NamedTuple):
-    """The user's source line that called an op."""
-
-    file: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
 
 
 class Node:
@@ -137,14 +123,6 @@ def _keep_values(node: Node, y: np.ndarray, parents: tuple) -> None:
     for p in parents:
         if isinstance(p, Tensor) and leaf_node(p).is_leaf:
             leaf_node(p).value = p._data.copy()
-
-
-def user_line() -> Line | None:
-    """The innermost line of the call stack that lies outside this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    return Line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
 
 
 def ancestry(roots: Iterable[Node]) -> list[Node]:

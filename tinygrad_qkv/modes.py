@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, NamedTuple
 
 grad_mode: ContextVar[bool] = ContextVar("grad_mode", default=True)
@@ -20,6 +22,16 @@ class Frame(NamedTuple):
     kind: str
     parent: Frame | None
     number: int
+
+
+class Line(NamedTuple):
+    """The user's source line that called an op."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
 
 
 module_frame: ContextVar[Frame | None] = ContextVar("module_frame", default=None)
@@ -130,3 +142,11 @@ class recording(_Mode):  # noqa: N801
     """
 
     variable, value = recording_mode, True
+
+
+def user_line() -> Line | None:
+    """The innermost line of the call stack that lies outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("tinygrad_qkv."):
+        frame = frame.f_back
+    return Line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

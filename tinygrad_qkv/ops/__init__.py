@@ -112,6 +112,8 @@ from tinygrad_qkv.ops.transcendental import (
     tanh,
 )
 
+from tinygrad_qkv.ops import protocol  # isort: skip, last: its tables name the ops above
+
 __all__ = [
     "abs",
     "add",
@@ -201,6 +203,7 @@ __all__ = [
     "permute",
     "pow",
     "prod",
+    "protocol",
     "reciprocal",
     "relu",
     "repeat_interleave",
