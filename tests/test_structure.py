@@ -46,7 +46,6 @@ EXCEPTIONS = {
     ("tinygrad_qkv/tensor.py", "autograd"): "in the same cycle: `t.backward()`",
     ("tinygrad_qkv/__init__.py", "nn"): "lazily, so that `from tinygrad_qkv import nn` works",
     ("tinygrad_qkv/__init__.py", "viz"): "lazily, so that `from tinygrad_qkv import draw_graph` works",
-    ("nn/optim.py", "kernels"): "an optimiser step is one pass over memory and needs no derivative",
 }
 
 
