@@ -61,7 +61,7 @@ def silu(x: Operand) -> Tensor:
         s = _sigmoid(x)
         return g * s * (1 + x * (1 - s))
 
-    formula = "dx = g * sigmoid(x) * (1 + x * (1 - sigmoid(x)))"
+    formula = "s = sigmoid(x); dx = g * s * (1 + x * (1 - s))"
     return record(v * _sigmoid(v), "silu", (x,), (x,), (rule,), (formula,))
 
 
@@ -82,8 +82,8 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         t = np.tanh(_gelu_tanh_argument(v))
         formula = (
-            "dx = g * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)) + x * (1 - "
-            "tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)) ** 2) * sqrt(2 / pi) * (1 + 0.134145 * x ** 2))"
+            "t = tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)); "
+            "dx = g * 0.5 * (1 + t + x * (1 - t ** 2) * sqrt(2 / pi) * (1 + 0.134145 * x ** 2))"
         )
         return record(0.5 * v * (1 + t), "gelu_tanh", (x,), (x,), (_gelu_tanh_pullback,), (formula,))
     raise ValueError(f"gelu's approximate is 'none' (erf) or 'tanh', got {approximate!r}")

@@ -48,8 +48,8 @@ def add_at(g: Operand, index: Any, shape: tuple[int, ...]) -> Any:
     Array in, array out; Tensor in, Tensor out, recorded.
     """
     if isinstance(g, Tensor):
-        rule = lambda g, index, shape: g[index]  # noqa: E731
-        return record(add_at(g._data, index, shape), "add_at", (g,), (index, shape), (rule,), ("dx = g[index]",))
+        rule = lambda g, index: g[index]  # noqa: E731
+        return record(add_at(g._data, index, shape), "add_at", (g,), (index,), (rule,), ("dx = g[index]",))
     out = np.zeros(shape, g.dtype)
     if _is_basic(index):
         out[index] = g
@@ -165,6 +165,6 @@ def add_rows(g: Any, ids: np.ndarray, rows: int) -> Any:
     Array in, array out; Tensor in, Tensor out, recorded.
     """
     if isinstance(g, Tensor):
-        rule = lambda g, ids, rows: g[ids]  # noqa: E731
-        return record(add_rows(g._data, ids, rows), "add_rows", (g,), (ids, rows), (rule,), ("dx = g[ids]",))
+        rule = lambda g, ids: g[ids]  # noqa: E731
+        return record(add_rows(g._data, ids, rows), "add_rows", (g,), (ids,), (rule,), ("dx = g[ids]",))
     return kernels.scatter_add(g.reshape(-1, g.shape[-1]), ids.reshape(-1), rows)

@@ -59,7 +59,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) ->
     w, b = (np.asarray(t._data, dtype=v.dtype) for t in (weight, bias))
     y, mu, rstd = kernels.layer_norm(v.reshape(-1, v.shape[-1]), w, b, eps)
     formulas = (
-        "dx = rstd * (g * weight - mean(g * weight, -1) - (x - mu) * rstd * mean(g * weight * (x - mu) * rstd, -1))",
+        "xhat = (x - mu) * rstd; gw = g * weight; dx = rstd * (gw - mean(gw, -1) - xhat * mean(gw * xhat, -1))",
         "dweight = g * (x - mu) * rstd",
         "dbias = g",
     )

@@ -30,7 +30,7 @@ def _kept(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    return math.prod(shape[i] for i in axes)
+    return math.prod([shape[i] for i in axes])
 
 
 def _spread(g: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
@@ -73,10 +73,10 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -
 def _extreme(x: Operand, name: str, reduce: Any, axis: Axes, keepdims: bool) -> Tensor:
     x, v = numeric(x)
     axes = _axes(axis, v.ndim)
-    if _count(v.shape, axes) == 0 and math.prod(_kept(v.shape, axes)):
+    if _count(v.shape, axes) == 0 and 0 not in _kept(v.shape, axes):
         raise ValueError(f"{name} of nothing has no value: shape {v.shape}, axis {axis}")
     y = reduce(v, axis=axes, keepdims=keepdims)
-    formula = "dx = where((x == y) | isnan(x), g / sum((x == y) | isnan(x), axes), 0)"
+    formula = "dx = where(same(x, y), g / sum(same(x, y), axes), 0)"  # same: equal, or both NaN
     return record(y, name, (x,), (OUTPUT, x, axes), (_extreme_pullback,), (formula,))
 
 
@@ -99,8 +99,8 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) 
 def _prod_pullback(g: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """g times the product of the other factors: no division, which fails at 0."""
     rest = tuple(i for i in range(x.ndim) if i not in axes)
-    rows = np.reshape(np.transpose(x, rest + axes), (*(x.shape[i] for i in rest), _count(x.shape, axes)))
-    others = _products_of_others(rows) if isinstance(x, np.ndarray) else _products_of_others_composed(rows)
+    rows: Any = np.reshape(np.transpose(x, rest + axes), (*(x.shape[i] for i in rest), _count(x.shape, axes)))
+    others: Any = (_products_of_others if isinstance(x, np.ndarray) else _products_of_others_composed)(rows)
     others = np.reshape(others, tuple(x.shape[i] for i in rest + axes))
     return np.reshape(g, _kept(x.shape, axes)) * np.transpose(others, np.argsort(rest + axes).tolist())
 
