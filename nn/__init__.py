@@ -4,7 +4,70 @@ import importlib
 import pkgutil
 import sys
 
-__all__: list[str] = []
+from tinygrad_qkv.nn import functional, init, losses, optim
+from tinygrad_qkv.nn.attention import MultiHeadAttention, QKVProjection
+from tinygrad_qkv.nn.checkpoint import load, save
+from tinygrad_qkv.nn.dot_product import AttentionRecord
+from tinygrad_qkv.nn.layers import (
+    GELU,
+    Dropout,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    ModuleList,
+    ReLU,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
+from tinygrad_qkv.nn.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+)
+from tinygrad_qkv.nn.module import Module, Parameter
+from tinygrad_qkv.nn.transformer import SinusoidalPositions, TransformerBlock
+
+__all__ = [
+    "GELU",
+    "AttentionRecord",
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "FeedForward",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
+    "LayerNorm",
+    "Linear",
+    "MSELoss",
+    "Module",
+    "ModuleList",
+    "MultiHeadAttention",
+    "NLLLoss",
+    "Parameter",
+    "QKVProjection",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "SinusoidalPositions",
+    "Tanh",
+    "TransformerBlock",
+    "functional",
+    "init",
+    "load",
+    "losses",
+    "optim",
+    "save",
+]
 
 # `import nn` works in a checkout. The names that it finds are the canonical modules themselves, so that a class is one
 # class however it was imported, and pickles by its canonical name.
