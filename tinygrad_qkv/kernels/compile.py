@@ -95,7 +95,7 @@ class Kernel:
             with np.errstate(all="ignore"):  # compiled code does not warn of inf and NaN either
                 self.function(*args)
         elif parallel and threads.can_run_parallel():
-            with threads.parallel_region():
+            with threads.parallel_region:
                 self._form(args[0].dtype, True)(*args)
         else:
             self._form(args[0].dtype, False)(*args)

@@ -35,7 +35,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype != b.dtype:
         raise TypeError(f"matmul needs operands of one dtype, got {a.dtype} and {b.dtype}: convert one with astype")
     (rows, depth), columns = a.shape[-2:], b.shape[-1]
-    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim + b.ndim > 4 else ()
     out_shape = (*lead, rows, columns)
     work = math.prod(out_shape) * depth
     if work == 0:
@@ -81,6 +81,8 @@ def _in_blocks(a: np.ndarray, b: np.ndarray, out: np.ndarray, parallel: bool) ->
     row_step, column_step = _even_part(rows, SIDE), _even_part(columns, SIDE)
     inner_step = min(inner, max(1, SIDE // max(row_step, column_step)))
     outer_step = min(outer, max(1, SIDE // (max(row_step, column_step) * inner_step)))
+    if (outer_step, inner_step, row_step, column_step) == out.shape:
+        return _one_block(a.swapaxes(2, 3), b, out, depth, parallel)
     for i in range(0, outer, outer_step):
         for j in range(0, inner, inner_step):
             lead = slice(i, i + outer_step), slice(j, j + inner_step)

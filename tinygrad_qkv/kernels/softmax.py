@@ -42,13 +42,19 @@ def _over_rows(name: str, rows: Kernel, axis: int, *arrays: np.ndarray) -> np.nd
     """Run a kernel over arrays of one shape, seen as rows along `axis`: copies where that is not the last one."""
     shape = arrays[0].shape
     shapes_fit(name, g=(arrays[-1], shape))
-    moved = [contiguous(np.moveaxis(x, axis, -1) if shape else x.reshape(1), name) for x in arrays]
-    one_dtype(name, *moved)
-    out = np.empty(moved[0].shape, moved[0].dtype)
+    if not shape:
+        return _over_rows(name, rows, 0, *(x.reshape(1) for x in arrays)).reshape(())
+    if axis not in (-1, len(shape) - 1):
+        out = _over_rows(name, rows, -1, *(np.moveaxis(x, axis, -1) for x in arrays))
+        return np.ascontiguousarray(np.moveaxis(out, -1, axis))
+    arrays = tuple(contiguous(x, name) for x in arrays)
+    one_dtype(name, *arrays)
+    out = np.empty(shape, arrays[0].dtype)
     if out.size:
-        n = out.shape[-1]
-        rows(*(x.reshape(-1, n) for x in (*moved, out)), parallel=out.size >= PARALLEL_FROM["softmax"])
-    return np.ascontiguousarray(np.moveaxis(out, -1, axis)) if shape else out.reshape(())
+        flat = (-1, shape[-1])
+        parallel = out.size >= PARALLEL_FROM["softmax"]
+        rows(*(x.reshape(flat) for x in arrays), out.reshape(flat), parallel=parallel)
+    return out
 
 
 def _types(inputs: int) -> Callable[[types.Type], tuple[types.Type, ...]]:

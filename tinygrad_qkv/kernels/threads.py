@@ -29,8 +29,8 @@ PARALLEL_FROM = {
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone
 _serial_process = False  # True in a forked child that must not enter a parallel region
 _started = False
-_region: Any = contextlib.nullcontext()
-_fork_by_main_thread = True
+_inside: set[int] = set()  # idents of the Python threads that are in a parallel region now
+_fork_is_clean = True  # the last fork came from the main thread, with no other thread inside
 
 
 def set_num_threads(n: int) -> None:
@@ -64,23 +64,37 @@ def can_run_parallel() -> bool:
     return not _serial_process
 
 
-def parallel_region() -> contextlib.AbstractContextManager:
-    """What a kernel holds while its threads run: the number of threads is set, and the layer can take the call."""
-    if not _started:
-        _start()
-    if _count is not None:
-        numba.set_num_threads(_count)  # numba keeps the number for each Python thread
-    return _region
+class ParallelRegion:
+    """What a kernel holds while its threads run: their number is set, and the layer can take the call."""
+
+    turn: Any = None  # a lock on workqueue: one Python thread at a time
+
+    def __enter__(self) -> None:
+        if not _started:
+            _start()
+        if _count is not None:
+            numba.set_num_threads(_count)  # numba keeps the number for each Python thread
+        if self.turn is not None:
+            self.turn.acquire()
+        _inside.add(threading.get_ident())
+
+    def __exit__(self, *exception: object) -> None:
+        _inside.discard(threading.get_ident())
+        if self.turn is not None:
+            self.turn.release()
+
+
+parallel_region = ParallelRegion()
 
 
 def _start() -> None:
-    """Choose the threading layer unless the user, or a kernel of theirs, already did."""
-    global _started, _region
-    if numba.config.THREADING_LAYER == "default":
+    """Launch the threads, on TBB where it is installed, unless the user chose another layer."""
+    global _started
+    if numba.config.THREADING_LAYER not in ("omp", "workqueue"):
         _load_tbb()
     numba.get_num_threads()  # launches the threads
     if numba.threading_layer() == "workqueue":
-        _region = threading.RLock()
+        parallel_region.turn = threading.Lock()
     _started = True
 
 
@@ -98,21 +112,21 @@ def _load_tbb() -> None:
 
 
 def _before_fork() -> None:
-    global _fork_by_main_thread
-    _fork_by_main_thread = threading.current_thread() is threading.main_thread()
+    global _fork_is_clean
+    _fork_is_clean = threading.current_thread() is threading.main_thread() and not _inside
 
 
 def _after_fork_in_child() -> None:
-    """Make the child safe: workers are not inherited, and a lock may have been held by a thread that is gone."""
-    global _serial_process, _region
+    """Make the child safe: it has none of the workers, and a lock may be held by a thread that is not in it."""
+    global _serial_process
+    _inside.clear()
+    if parallel_region.turn is not None:
+        parallel_region.turn = threading.Lock()
     try:
         layer = numba.threading_layer()
-    except ValueError:  # no kernel ran before the fork: the child starts afresh
+    except ValueError:  # no parallel code ran before the fork: the child starts afresh
         return
-    if layer == "omp" or (layer == "tbb" and not _fork_by_main_thread):
-        _serial_process = True
-    if layer == "workqueue":
-        _region = threading.RLock()
+    _serial_process = layer == "omp" or (layer == "tbb" and not _fork_is_clean)
 
 
 if hasattr(os, "register_at_fork"):
