@@ -1,9 +1,10 @@
 """Our matmul against NumPy's: `python tests/benchmarks/matmul.py`.
 
 Each side runs in a process of its own, since the idle threads of one slow the other down. The processes take turns:
-one side is asked for a size, then the other, so that a busy moment of the machine falls on both; a pause before each
-lets the other side's threads, which spin for a while after their work, go to sleep. A ratio is NumPy's time / ours: above 1 we are faster. Printed is the median over the pairs, with quartiles.
-NumPy is at its best only with OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE unset, so both are removed for its side.
+one is asked for a size, then the other, so that a busy moment of the machine falls on both; a pause before each lets
+the other side's threads, which spin for a while after their work, go to sleep. A ratio is NumPy's time / ours: above 1
+we are faster. Printed is the median over the pairs, with quartiles. NumPy is at its best only with OPENBLAS_CORETYPE
+and OPENBLAS_L2_SIZE unset, so both are removed for its side.
 """
 
 import argparse
@@ -57,7 +58,8 @@ def ask(process: subprocess.Popen, question: str) -> float:
 
 def main(sizes: list[int], dtypes: list[str], pairs: int, processes: int) -> None:
     """Print one line for each size and dtype, over `processes` fresh pairs of processes."""
-    print(f"{'n':>5} {'dtype':>8} {'ours GF/s':>10} {'NumPy GF/s':>11} {'ratio':>6} {'quartiles':>13}   {pairs} pairs each")
+    print(f"median of {pairs} pairs, over {processes} processes a side")
+    print(f"{'n':>5} {'dtype':>8} {'ours GF/s':>10} {'NumPy GF/s':>11} {'ratio':>6} {'quartiles':>13}")
     results: dict[tuple[int, str], list[tuple[float, float]]] = {(n, d): [] for n in sizes for d in dtypes}
     for _ in range(processes):
         ours, theirs = start("ours"), start("numpy")
@@ -80,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 768, 1024, 2048])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
     parser.add_argument("--pairs", type=int, default=16)
-    parser.add_argument("--processes", type=int, default=4, help="fresh pairs of processes among which to split the pairs")
+    parser.add_argument("--processes", type=int, default=4, help="fresh processes a side, which share the pairs")
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)

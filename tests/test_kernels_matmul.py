@@ -1,0 +1,221 @@
+"""matmul: against exact products, over the edges of every block, strides, broadcasting, and what must not be read."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tinygrad_qkv.kernels import matmul
+from tinygrad_qkv.kernels import panels as packing
+from tinygrad_qkv.kernels.matmul import DEPTH, PARALLEL_FROM, _four_axes, _in_blocks
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns
+
+DTYPES = [np.float32, np.float64]
+RNG = np.random.default_rng(0)
+
+
+def tiled(a, b):
+    """The product by our own kernel, at sizes that matmul would leave to NumPy."""
+    out = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, a.dtype)
+    _in_blocks(*_four_axes(a, b, out), parallel=True)
+    return out
+
+
+def assert_product(got, a, b):
+    """Within the bound of a sum in any order: depth * eps * sum of |a| |b|."""
+    depth = a.shape[-1]
+    wide = np.longdouble if depth < 300 else np.float64
+    exact = np.matmul(a.astype(wide), b.astype(wide))
+    bound = (depth + 2) * np.finfo(a.dtype).eps * np.matmul(abs(a).astype(np.float64), abs(b).astype(np.float64))
+    assert got.shape == exact.shape
+    assert got.dtype == a.dtype
+    assert (abs(got - exact) <= bound).all()
+
+
+def layouts(x):
+    """The same values in every kind of memory order."""
+    yield x
+    yield np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    yield np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
+    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+    wide[..., ::2] = x
+    yield wide[..., ::2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sizes_around_every_block(dtype):
+    width = block_columns(np.dtype(dtype).itemsize)
+    rows = (1, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 1, 31)
+    columns = (1, width - 1, width, width + 1, 67)
+    depths = (1, 3, 17, 64)
+    for m, k, n in itertools.product(rows, depths, columns):
+        a, b = RNG.standard_normal((m, k)).astype(dtype), RNG.standard_normal((k, n)).astype(dtype)
+        assert_product(tiled(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [DEPTH - 1, DEPTH, DEPTH + 1, 2 * DEPTH + 1])
+def test_long_sums_are_added_up_over_passes(dtype, depth):
+    a, b = RNG.standard_normal((17, depth)).astype(dtype), RNG.standard_normal((depth, 37)).astype(dtype)
+    assert_product(tiled(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_strides(dtype):
+    a, b = RNG.standard_normal((2, 29, 41)).astype(dtype), RNG.standard_normal((2, 41, 71)).astype(dtype)
+    for left, right in itertools.product(layouts(a), layouts(b)):
+        assert_product(tiled(left, right), a, b)
+    constant = np.broadcast_to(a[0, :1], (29, 41))  # every row the same memory
+    assert_product(tiled(constant, b[0]), constant, b[0])
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 5, 7), (7, 11)),
+        ((5, 7), (3, 7, 11)),
+        ((3, 1, 5, 7), (2, 7, 11)),
+        ((1, 1, 5, 7), (3, 2, 7, 11)),
+        ((3, 2, 5, 7), (1, 2, 7, 11)),
+        ((2, 1, 3, 5, 7), (5, 1, 7, 11)),
+        ((2, 3, 1, 2, 5, 7), (3, 2, 1, 7, 11)),
+    ],
+)
+def test_leading_axes_broadcast(left, right):
+    a, b = RNG.standard_normal(left).astype(np.float32), RNG.standard_normal(right).astype(np.float32)
+    assert_product(tiled(a, b), a, b)
+
+
+def test_attention_heads_as_strided_views():
+    x = RNG.standard_normal((2, 19, 3, 8)).astype(np.float32)
+    heads = x.transpose(0, 2, 1, 3)
+    assert_product(tiled(heads, heads.swapaxes(-1, -2)), heads, heads.swapaxes(-1, -2))
+
+
+def test_blocks_of_a_matrix_larger_than_the_working_memory(monkeypatch):
+    module = sys.modules["tinygrad_qkv.kernels.matmul"]
+    monkeypatch.setattr(module, "SIDE", 40)
+    a, b = RNG.standard_normal((3, 2, 101, 13)), RNG.standard_normal((2, 13, 97))
+    assert_product(tiled(a, b), a, b)
+    a, b = RNG.standard_normal((5, 7, 3, 13)), RNG.standard_normal((5, 1, 13, 2))
+    assert_product(tiled(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_public_function_on_both_sides_of_the_size_rule(dtype):
+    for m, k, n in ((5, 7, 11), (63, 64, 65), (61, 67, 71), (1, 601, 607), (607, 601, 1), (257, 127, 131)):
+        a, b = RNG.standard_normal((m, k)).astype(dtype), RNG.standard_normal((k, n)).astype(dtype)
+        got = matmul(a, b)
+        assert got.flags.c_contiguous
+        assert_product(got, a, b)
+    assert 61 * 67 * 71 > PARALLEL_FROM["matmul"] > 63 * 64 * 65 - 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((0, 3), (3, 2)), ((4, 0), (0, 5)), ((4, 3), (3, 0)), ((0, 4, 3), (3, 2)), ((2, 4, 0), (0, 5))]
+)
+def test_empty_axes(left, right):
+    got = matmul(np.ones(left, np.float32), np.ones(right, np.float32))
+    expected = np.matmul(np.ones(left, np.float32), np.ones(right, np.float32))
+    assert got.shape == expected.shape
+    assert got.dtype == np.float32
+    assert (got == 0).all()
+
+
+def test_nan_and_inf_stay_in_their_row_and_column():
+    a, b = RNG.standard_normal((30, 40)).astype(np.float32), RNG.standard_normal((40, 70)).astype(np.float32)
+    a[3, 5], b[7, 65], a[29, 0], b[0, 0] = np.nan, np.inf, np.inf, 0
+    with np.errstate(invalid="ignore"):
+        expected = np.matmul(a, b)
+    got = tiled(a, b)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(expected))
+
+
+def test_foreign_byte_order_and_alignment_are_computed_all_the_same():
+    a, b = RNG.standard_normal((70, 80)).astype(np.float32), RNG.standard_normal((80, 90)).astype(np.float32)
+    crooked = np.zeros(a.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(a.shape)
+    crooked[...] = a
+    assert not crooked.flags.aligned
+    for left in (crooked, a.astype(">f4"), a.astype("<f4")):
+        got = matmul(left, b)
+        assert got.dtype == np.float32 and got.dtype.isnative
+        assert_product(got, a, b)
+
+
+def test_read_only_operands():
+    a = RNG.standard_normal((90, 91)).astype(np.float32)
+    a.flags.writeable = False
+    assert_product(matmul(a, a.T), a, a.T)
+
+
+def test_integers_and_bools_as_numpy_has_them():
+    a = RNG.integers(-5, 5, (4, 3))
+    np.testing.assert_array_equal(matmul(a, a.T), a @ a.T)
+    flags = a > 0
+    assert matmul(flags, flags.T).dtype == bool
+
+
+def test_errors_name_both_sides():
+    a = np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 3\)"):
+        matmul(a, a)
+    with pytest.raises(ValueError, match="two axes"):
+        matmul(a, a[0])
+    with pytest.raises(TypeError, match="float32 and float64"):
+        matmul(a, a.T.astype(np.float64))
+    with pytest.raises(TypeError, match="float16"):
+        matmul(a.astype(np.float16), a.T.astype(np.float16))
+    with pytest.raises(TypeError, match="int64"):
+        matmul(a, np.ones((3, 2), np.int64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_panels_hold_the_operand_and_zeros_past_its_edge(dtype):
+    width = block_columns(np.dtype(dtype).itemsize)
+    for pack, lines in ((packing.pack_left, BLOCK_ROWS), (packing.pack_right, width)):
+        for depth, valid in itertools.product((1, 15, 16, 33), (lines, lines - 1, 1)):
+            for source in layouts(RNG.standard_normal((depth, valid)).astype(dtype)):
+                panel = np.full((depth, lines), np.nan, dtype)
+                pack(source, panel)
+                np.testing.assert_array_equal(panel[:, :valid], source)
+                assert (panel[:, valid:] == 0).all()
+
+
+GUARDED = """
+import ctypes, itertools, mmap
+import numpy as np
+from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def guarded(shape, at_end):
+    "An array whose neighbouring pages may not be touched, flush against the one behind it or the one before it."
+    size = int(np.prod(shape)) * 4
+    page = mmap.PAGESIZE
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 2) * page)
+    whole = np.frombuffer(memory, np.uint8)
+    for start in (whole.ctypes.data, whole.ctypes.data + (pages + 1) * page):
+        assert libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(page), 0) == 0
+    first = (pages + 1) * page - size if at_end else page
+    return whole[first : first + size].view(np.float32).reshape(shape)
+
+for (m, k, n), at_end in itertools.product([(14, 16, 32), (13, 17, 31), (1, 1, 1), (29, 40, 67)], (True, False)):
+    for transposed in (False, True):
+        a = guarded((k, m), at_end).T if transposed else guarded((m, k), at_end)
+        b = guarded((n, k), at_end).T if transposed else guarded((k, n), at_end)
+        out = guarded((m, n), at_end)
+        a[...], b[...] = 1, 2
+        _in_blocks(*_four_axes(a, b, out), parallel=False)
+        assert (out == 2 * k).all()
+print("untouched")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages with Linux's mprotect")
+def test_nothing_past_the_ends_of_the_arrays_is_touched():
+    run = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True)
+    assert run.stdout == "untouched\n", (run.returncode, run.stderr)
