@@ -5,5 +5,7 @@ the same for a terminal.
 """
 
 from tinygrad_qkv.viz.graph import draw_graph
+from tinygrad_qkv.viz.maps import attention_map
+from tinygrad_qkv.viz.text import attention_text
 
-__all__ = ["draw_graph"]
+__all__ = ["attention_map", "attention_text", "draw_graph"]

@@ -8,7 +8,7 @@ from tinygrad_qkv.autograd import Node
 from tinygrad_qkv.modes import Frame
 from tinygrad_qkv.viz.labels import Line, Style, label_attributes
 
-BOX = 'style="rounded,dashed" color="#8C959F" labeljust="l" margin="10"'
+BOX = 'style="rounded,dashed" color="#8C959F" labelloc="t" labeljust="l" margin="10"'
 TITLE = Style("#57606A", 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from tinygrad_qkv.autograd import Node, ancestry
 from tinygrad_qkv.tensor import Tensor
 from tinygrad_qkv.viz.boxes import boxed
-from tinygrad_qkv.viz.labels import FONT, Line, Style, label_attributes
+from tinygrad_qkv.viz.labels import FONT, Line, Style, label_attributes, quoted
 from tinygrad_qkv.viz.legend import legend as legend_of
 from tinygrad_qkv.viz.numbers import gradient_words, number, value_words
 from tinygrad_qkv.viz.render import Drawing
@@ -18,8 +19,8 @@ from tinygrad_qkv.viz.render import Drawing
 # ---- the look: everything that has a colour, a size or a shape stands here
 
 INK, FAINT, GRADIENT = "#1F2328", "#57606A", "#8A1C7C"
-TITLE, SHAPE, VALUE = Style(INK, 12, bold=True), Style(FAINT), Style(INK)
-OP, GRAD, RULE = Style(INK, 10), Style(GRADIENT), Style(FAINT, 8)
+TITLE, FACTS, VALUE = Style(INK, 12, bold=True), Style(FAINT), Style(INK)
+GRAD = Style(GRADIENT)
 FAMILIES = {"Q": ("#005A9C", "#E3EFF9"), "K": ("#B34700", "#FCEBDD"), "V": ("#00704F", "#DFF3EB")}  # ink, tint
 ROLES = {
     "parameter": {"style": "filled", "color": INK, "fillcolor": "#E8E8E8", "penwidth": "2"},
@@ -27,12 +28,13 @@ ROLES = {
     "op": {"style": "rounded,filled", "color": "#8C959F", "fillcolor": "#F7F7F7", "penwidth": "1"},
     "output": {"style": "filled", "color": INK, "fillcolor": "#FFF3C4", "penwidth": "1", "peripheries": "2"},
 }
-NO_GRADIENT_EDGE = ' style="dashed" color="#8C959F"'
+NO_GRADIENT_EDGE = 'style="dashed" color="#8C959F"'
 GRAPH = {"fontname": FONT, "nodesep": "0.25", "ranksep": "0.3", "pad": "0.2", "bgcolor": "white", "labelloc": "b"}
-NODE = {"fontname": FONT, "shape": "box", "margin": "0.08,0.04", "height": "0.3", "fontcolor": INK}
+NODE = {"fontname": FONT, "shape": "box", "margin": "0.13,0.04", "height": "0.3", "fontcolor": INK}
 EDGE = {"fontname": FONT, "color": INK, "arrowsize": "0.6", "fontsize": "8", "fontcolor": FAINT}
 
 FAMILY_NAME = re.compile(r"(?:[Wb]_)?([QKV])$", re.IGNORECASE)
+FORMULA_WIDTH = 36  # characters; longer rules are wrapped
 COMMUTATIVE = ("add", "mul", "maximum", "minimum", "logaddexp")
 
 
@@ -117,16 +119,16 @@ def _look(role: str, family: str | None) -> str:
 
 
 def _title_lines(node: Node, title: str | None, role: str) -> list[Line]:
-    """The name, the op with its scalar operands, and the shape."""
+    """The name, else the op; below it the op, if there is a name, the shape, and the dtype if it is not float32."""
     family = _family(title)
     style = TITLE._replace(color=FAMILIES[family][0]) if family else TITLE
-    lines = [Line(title, style)] if title else []
-    if not node.is_leaf:
-        lines.append(Line(_op(node), OP if title else TITLE))
-    elif not title:
-        lines.append(Line("parameter" if role == "parameter" else "constant", TITLE))
-    shape = str(node.shape) if node.dtype == np.float32 else f"{node.shape} {node.dtype}"
-    return [*lines, Line(f"{shape} output" if role == "output" else shape, SHAPE)]
+    made = _op(node) if not node.is_leaf else "parameter" if role == "parameter" else "constant"
+    facts = str(node.shape) if node.dtype == np.float32 else f"{node.shape} {node.dtype}"
+    if title and not node.is_leaf:
+        facts = f"{made} {facts}"
+    if role == "output":
+        facts += " output"
+    return [Line(title or made, style), Line(facts, FACTS)]
 
 
 def _op(node: Node) -> str:
@@ -167,21 +169,20 @@ def _edges(nodes: Sequence[Node], formulas: bool) -> list[str]:
         for k, parent in enumerate(node.parents):
             if isinstance(parent, Node):
                 label = _edge_label(node, k, tensors, formulas and parent.requires_grad)
-                attributes = (f" {label_attributes([label])}" if label else "") + (
-                    "" if parent.requires_grad else NO_GRADIENT_EDGE
-                )
-                lines.append(f"\tn{index[parent]} -> n{index[node]}{f' [{attributes[1:]}]' if attributes else ''}\n")
+                look = [] if parent.requires_grad else [NO_GRADIENT_EDGE]
+                look += [f"label={quoted(label)}"] if label else []
+                lines.append(f"\tn{index[parent]} -> n{index[node]} [{' '.join(look)}]\n")
     return lines
 
 
-def _edge_label(node: Node, k: int, tensors: int, formula: bool) -> Line | None:
+def _edge_label(node: Node, k: int, tensors: int, formula: bool) -> str:
     """The rule of operand `k`, or its name in the rule where the order of the operands matters."""
     if k >= len(node.formulas):
-        return None
+        return ""
     if formula:
-        return Line(node.formulas[k], RULE)
-    name = node.formulas[k].partition(" ")[0].removeprefix("d")
-    return Line(name, RULE) if tensors > 1 and node.op not in COMMUTATIVE else None
+        return "\n".join(f" {row}" for row in textwrap.wrap(node.formulas[k], FORMULA_WIDTH))
+    name = node.formulas[k].rpartition("; ")[2].partition(" ")[0].removeprefix("d")
+    return f" {name}" if tensors > 1 and node.op not in COMMUTATIVE else ""
 
 
 def _entries(roles: Mapping[Node, str], titles: Mapping[Node, str | None]) -> list[tuple[str, str, str]]:
@@ -195,10 +196,14 @@ def _entries(roles: Mapping[Node, str], titles: Mapping[Node, str | None]) -> li
 def _notes(nodes: Sequence[Node], values: bool, grads: bool, names: Mapping[str, Tensor]) -> list[str]:
     """What the drawing was asked for and does not have."""
     notes = []
+    if any(not node.requires_grad for node in nodes):
+        notes.append("dashed arrow: no gradient goes back along it")
     if values or grads:
         missing = sum(node.value is None for node in nodes if not node.is_leaf)
         if missing:
-            notes.append(f"{missing} ops kept no value and no gradient: run the forward pass inside `with recording():`")
+            notes.append(
+                f"{missing} ops kept no value and no gradient: run the forward pass inside `with recording():`"
+            )
     if grads and all(node.grad is None for node in nodes):
         notes.append("no gradient yet: backward() has not run")
     known = set(nodes)

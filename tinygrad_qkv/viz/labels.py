@@ -70,10 +70,11 @@ def _row(text: str, style: Style) -> str:
 
 def width(text: str, size: int) -> float:
     """About how wide `text` is in points: a CJK letter or an emoji is as wide as it is high, others about half."""
-    return size * sum(map(_ems, text))
+    return size * sum(map(ems, text))
 
 
-def _ems(letter: str) -> float:
+def ems(letter: str) -> float:
+    """About how wide a letter is, as a part of the size of the font."""
     if unicodedata.combining(letter):
         return 0.0
-    return 1.25 if unicodedata.east_asian_width(letter) in "WF" else 0.6
+    return 1.25 if unicodedata.east_asian_width(letter) in "WF" else 0.57

@@ -9,9 +9,9 @@ import numpy as np
 FULL = 6  # arrays of up to this many elements are written out
 
 
-def number(value: Any) -> str:
-    """A number with four significant digits; integers and bools as they are."""
-    return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)
+def number(value: Any, digits: int = 4) -> str:
+    """A number with so many significant digits; integers and bools as they are."""
+    return f"{value:.{digits}g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
 def value_words(array: np.ndarray) -> list[str]:
@@ -26,8 +26,8 @@ def value_words(array: np.ndarray) -> list[str]:
         return [f"{np.count_nonzero(array)} of {array.size} true"]
     exact = array.astype(np.float64)
     with np.errstate(all="ignore"):
-        mean, deviation, low, high = exact.mean(), exact.std(), exact.min(), exact.max()
-    return [f"{number(mean)} ± {number(deviation)} [{number(low)}, {number(high)}]"]
+        mean, deviation, low, high = (number(v, 3) for v in (exact.mean(), exact.std(), exact.min(), exact.max()))
+    return [f"{mean} ± {deviation} [{low}, {high}]"]
 
 
 def gradient_words(array: np.ndarray) -> list[str]:
