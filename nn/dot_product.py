@@ -14,6 +14,8 @@ import numpy as np
 
 from tinygrad_qkv import ops
 from tinygrad_qkv.nn.masks import Mask, combine, refuse_unknown
+from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
+from tinygrad_qkv.ops.operands import floating
 from tinygrad_qkv.tensor import Tensor
 
 PATHS = ("tensor",)
@@ -72,7 +74,7 @@ def scaled_dot_product_attention(
     wanted = _checked_need(need)
     if path is not None and path not in PATHS:
         raise ValueError(f"path is None or one of {PATHS}, got {path!r}")
-    q, k, v = ops.tensor(q), ops.tensor(k), ops.tensor(v)
+    q, k, v = _in_one_dtype(ops.tensor(q), ops.tensor(k), ops.tensor(v))
     given = {"q": q, "k": k, "v": v}
     k, v = _share_heads(q, k, "k"), _share_heads(q, v, "v")
     shape = _scores_shape(q, k, v)
@@ -86,33 +88,62 @@ def scaled_dot_product_attention(
         q_positions=q_positions,
         k_positions=k_positions,
     )
-    scores, weights = _weights(q, k, _checked_scale(scale, q.shape[-1]), mask)
-    output = _mix(ops.dropout(weights, dropout_p), v, mask)
+    with np.errstate(all="ignore"):  # NaN and inf are nothing to warn of behind a mask, and speak for themselves else
+        scores, weights, output = _attend(q, k, v, _checked_scale(scale, q.shape[-1]), mask, dropout_p)
     if not wanted:
         return output
     makers = {"weights": lambda: weights, "scores": lambda: scores, "logsumexp": lambda: ops.logsumexp(scores, -1)}
     return output, AttentionRecord(**{name: given[name] if name in given else makers[name]() for name in wanted})
 
 
-def _weights(q: Tensor, k: Tensor, scale: float, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Scores (..., T, S) and weights of the same shape; a row without a key has weights 0."""
-    scores = q @ k.mT * scale
-    if mask.bias is not None:
-        scores = scores + mask.bias.astype(scores.dtype)
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensor graph, step by step: scores and weights (..., T, S), output (..., T, d_v)."""
+    scores = _biased(q @ k.mT * scale, mask)
     if mask.keep is None:
-        return scores, scores.softmax(-1)
+        weights = scores.softmax(-1)
+        return scores, weights, ops.dropout(weights, p) @ v
+    if not (_all_finite(scores) and _all_finite(v)):
+        return _attend_around_nan(q, k, v, scale, mask, p)
     scores = ops.where(mask.keep, scores, -math.inf)
-    seeing = mask.keep.any(-1, keepdims=True)
+    seeing = mask.keep.any(-1, keepdims=True)  # (..., T, 1)
     if seeing.all():
-        return scores, scores.softmax(-1)
-    # A row of -inf alone has no softmax.  Its scores become 0, and the weights that come of them are put away.
-    weights = ops.where(seeing, scores, 0).softmax(-1)
-    return scores, ops.where(seeing, weights, 0)
+        weights = scores.softmax(-1)
+        return scores, weights, ops.dropout(weights, p) @ v
+    weights = _softmax_of_seeing(scores, seeing)
+    # Zero already; the selection keeps an infinite gradient of such a row from becoming 0 * inf further down.
+    return scores, weights, ops.where(seeing, ops.dropout(weights, p) @ v, 0)
 
 
-def _mix(weights: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """The output (..., T, d_v): the weighted sum of the values."""
-    return weights @ v
+def _attend_around_nan(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, p: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where a number is not finite: it reaches only the queries that may look at it, forward and backward."""
+    keep = np.broadcast_to(mask.keep, _scores_shape(q, k, v))
+    scores = ops.where(keep, _biased(masked_scores(q, k, keep) * scale, mask), -math.inf)
+    # The selection keeps a query's NaN, which its softmax spreads over the row, out of the entries behind the mask.
+    weights = ops.where(keep, _softmax_of_seeing(scores, keep.any(-1, keepdims=True)), 0)
+    return scores, weights, masked_mix(ops.dropout(weights, p), v, keep)
+
+
+def _biased(scores: Tensor, mask: Mask) -> Tensor:
+    return scores if mask.bias is None else scores + mask.bias.astype(scores.dtype)
+
+
+def _softmax_of_seeing(scores: Tensor, seeing: np.ndarray) -> Tensor:
+    """The softmax of the rows that see a key, and 0 for the others, whose scores are all -inf and have no softmax."""
+    return ops.where(seeing, ops.where(seeing, scores, 0).softmax(-1), 0)
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or inf.  One sum is cheap; should it overflow, the answer is a safe False."""
+    with np.errstate(all="ignore"):
+        return math.isfinite(float(np.sum(x.data)))
+
+
+def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
+    """All in float64 if one is, else in float32; integers too."""
+    dtype = np.float64 if any(t.dtype == np.float64 for t in tensors) else np.float32
+    return [t if t.dtype == dtype else floating(t)[0].astype(dtype) for t in tensors]
 
 
 def _share_heads(q: Tensor, x: Tensor, name: str) -> Tensor:
