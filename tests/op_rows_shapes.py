@@ -142,6 +142,7 @@ INDEXING = [
     row("embedding", (normal(5, 3), LOOKUP), lambda w, i: w[i]),
     row("embedding", (normal(5, 3),), lambda w, i: w[i], 4),
     row("embedding", (normal(5, 3), ids(5, 0, 2)), lambda w, i: w[i], note="no ids"),
+    row("embedding", (normal(5, 0), ids(5, 2, 3)), lambda w, i: w[i], note="no width"),
     row("add_rows", (normal(2, 7, 3),), lambda g, i, rows: scattered(g, i, (rows, 3)), LOOKUP, 5, note=""),
     row("add_at", (normal(3, 5),), scattered, np.array([1, 1, 0]), (2, 5)),
 ]

@@ -192,6 +192,7 @@ FUNCTIONS: dict[str, Callable] = {
     "tanh": np.tanh,
     "erf": np.vectorize(math.erf, otypes=[float]),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "abs": np.abs,
     "sign": np.sign,
     "floor": np.floor,
     "minimum": np.minimum,

@@ -62,30 +62,36 @@ def silu(x: Operand) -> Tensor:
         return g * s * (1 + x * (1 - s))
 
     formula = "s = sigmoid(x); dx = g * s * (1 + x * (1 - s))"
-    return record(v * _sigmoid(v), "silu", (x,), (x,), (rule,), (formula,))
+    with np.errstate(invalid="ignore"):
+        y = v * _sigmoid(v)
+    return record(y, "silu", (x,), (x,), (rule,), (formula,))
 
 
 def softplus(x: Operand) -> Tensor:
     """log(1 + exp(x)), without overflow."""
     x, v = floating(x)
     rule = lambda g, x: g * _sigmoid(x)  # noqa: E731
-    return record(np.logaddexp(v, 0), "softplus", (x,), (x,), (rule,), ("dx = g * sigmoid(x)",))
+    with np.errstate(invalid="ignore"):
+        y = np.logaddexp(v, 0)
+    return record(y, "softplus", (x,), (x,), (rule,), ("dx = g * sigmoid(x)",))
 
 
 def gelu(x: Operand, approximate: str = "none") -> Tensor:
     """x * Phi(x), Phi the normal distribution function: by erf, or by tanh for approximate="tanh" (GPT-2's)."""
     x, v = floating(x)
     if approximate == "none":
-        y = v * (0.5 * (1 + kernels.erf(v * SQRT_HALF)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            y = v * (0.5 * (1 + kernels.erf(v * SQRT_HALF)))
         formula = "dx = g * (0.5 * (1 + erf(x / sqrt(2))) + x * exp(-x * x / 2) / sqrt(2 * pi))"
         return record(y, "gelu", (x,), (x,), (_gelu_pullback,), (formula,))
     if approximate == "tanh":
-        t = np.tanh(_gelu_tanh_argument(v))
+        with np.errstate(over="ignore", invalid="ignore"):
+            y = 0.5 * v * (1 + np.tanh(_gelu_tanh_argument(v)))
         formula = (
             "t = tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)); "
             "dx = g * 0.5 * (1 + t + x * (1 - t ** 2) * sqrt(2 / pi) * (1 + 0.134145 * x ** 2))"
         )
-        return record(0.5 * v * (1 + t), "gelu_tanh", (x,), (x,), (_gelu_tanh_pullback,), (formula,))
+        return record(y, "gelu_tanh", (x,), (x,), (_gelu_tanh_pullback,), (formula,))
     raise ValueError(f"gelu's approximate is 'none' (erf) or 'tanh', got {approximate!r}")
 
 
@@ -99,5 +105,6 @@ def _gelu_tanh_argument(x: Any) -> Any:
 
 
 def _gelu_tanh_pullback(g: Any, x: Any) -> Any:
+    x = np.clip(x, -10, 10)  # beyond, the slope is 0 or 1 to the last bit, and x * x could overflow to 0 * inf
     t = np.tanh(_gelu_tanh_argument(x))
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (SQRT_2_BY_PI * (1 + 0.134145 * (x * x))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,9 @@ def cross_entropy(
         raise ValueError(f"label_smoothing lies between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is 'mean', 'sum' or 'none', got {reduction!r}")
-    flat = reshape(logits, -1, x.shape[-1]) if x.ndim != 2 else logits
-    rows = x.reshape(-1, x.shape[-1])
-    losses, logsumexp = kernels.cross_entropy(rows, wanted, ignore_index, float(label_smoothing))
+    shape = (math.prod(x.shape[:-1]), x.shape[-1])
+    flat = reshape(logits, shape) if x.ndim != 2 else logits
+    losses, logsumexp = kernels.cross_entropy(x.reshape(shape), wanted, ignore_index, float(label_smoothing))
     saved = (flat, wanted, logsumexp, ignore_index, float(label_smoothing))
     formula = (
         "dlogits = where(column(targets) == ignore_index, 0, column(g) * "

@@ -167,4 +167,4 @@ def add_rows(g: Any, ids: np.ndarray, rows: int) -> Any:
     if isinstance(g, Tensor):
         rule = lambda g, ids: g[ids]  # noqa: E731
         return record(add_rows(g._data, ids, rows), "add_rows", (g,), (ids,), (rule,), ("dx = g[ids]",))
-    return kernels.scatter_add(g.reshape(-1, g.shape[-1]), ids.reshape(-1), rows)
+    return kernels.scatter_add(g.reshape(ids.size, g.shape[-1]), ids.reshape(-1), rows)

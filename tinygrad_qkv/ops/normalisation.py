@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) ->
             f"got {weight.shape} and {bias.shape}"
         )
     w, b = (np.asarray(t._data, dtype=v.dtype) for t in (weight, bias))
-    y, mu, rstd = kernels.layer_norm(v.reshape(-1, v.shape[-1]), w, b, eps)
+    y, mu, rstd = kernels.layer_norm(_rows(v), w, b, eps)
     formulas = (
         "xhat = (x - mu) * rstd; gw = g * weight; dx = rstd * (gw - mean(gw, -1) - xhat * mean(gw * xhat, -1))",
         "dweight = g * (x - mu) * rstd",
@@ -68,10 +69,15 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) ->
     return record(y.reshape(v.shape), "layer_norm", (x, weight, bias), saved, _layer_norm_pullback, formulas)
 
 
+def _rows(x: np.ndarray) -> np.ndarray:
+    """(..., D) as (N, D); by the product of sizes, because -1 is ambiguous where D is 0."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def _layer_norm_pullback(g: Any, x: Any, weight: Any, mu: Any, rstd: Any, eps: float) -> tuple[Any, Any, Any]:
     """All three gradients: by the kernel on arrays, composed on Tensors (the statistics then are functions of x)."""
     if isinstance(g, np.ndarray):
-        rows, w = x.reshape(-1, x.shape[-1]), np.asarray(weight, dtype=x.dtype)
+        rows, w = _rows(x), np.asarray(weight, dtype=x.dtype)
         dx, dweight, dbias = kernels.layer_norm_pullback(g.reshape(rows.shape), rows, w, mu.ravel(), rstd.ravel())
         return dx.reshape(x.shape), dweight, dbias
     centred = x - np.mean(x, axis=-1, keepdims=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tinygrad_qkv.ops.arithmetic import mul
 from tinygrad_qkv.ops.indexing import getitem
 from tinygrad_qkv.ops.operands import Operand, pair, tensor
 from tinygrad_qkv.ops.reductions import sum
-from tinygrad_qkv.ops.shapes import permute, reshape, unsqueeze
+from tinygrad_qkv.ops.shapes import broadcast_to, permute, reshape, unsqueeze
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -32,6 +33,15 @@ def matmul(a: Operand, b: Operand) -> Tensor:
         raise ValueError(
             f"matmul {a.shape} @ {b.shape}: the last axis of the left operand ({a.shape[-1]}) and the "
             f"{'second last' if b.ndim > 1 else 'only'} axis of the right one ({inner}) must agree{hint}"
+        )
+    if (
+        a.ndim > 2
+        and b.ndim > 2
+        and any(1 != m != n != 1 for m, n in zip(a.shape[-3::-1], b.shape[-3::-1], strict=False))
+    ):
+        raise ValueError(
+            f"matmul {a.shape} @ {b.shape}: the leading axes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast; "
+            "each pair of sizes must be equal, or one of them 1"
         )
     row, column = a.ndim == 1, b.ndim == 1
     a = unsqueeze(a, 0) if row else a
@@ -108,6 +118,8 @@ def einsum(subscripts: str, *operands: Operand) -> Tensor:
     Operands are joined two at a time from the left: what one of them alone sums over is summed first, the rest is one
     batched matmul.
     """
+    if not isinstance(subscripts, str):
+        raise TypeError(f"einsum's first argument is a text such as 'ij,jk->ik', got {type(subscripts).__name__}")
     terms, result, tensors = _parse(subscripts, [tensor(t) for t in operands])
     pairs = [_diagonal(label, t) for label, t in zip(terms, tensors, strict=True)]
     labels, total = pairs[0]
@@ -121,6 +133,8 @@ def einsum(subscripts: str, *operands: Operand) -> Tensor:
 def _parse(subscripts: str, tensors: list[Tensor]) -> tuple[list[str], str, list[Tensor]]:
     """One label string per operand and the result's, every `...` written out with labels of its own."""
     text = subscripts.replace(" ", "")
+    if not re.fullmatch(r"(?:[A-Za-z]|,|\.{3})*(?:->(?:[A-Za-z]|\.{3})*)?", text):
+        raise ValueError(f"einsum {subscripts!r} is not of the form 'ij,jk->ik', of letters and '...'")
     left, arrow, result = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(tensors):
@@ -187,5 +201,5 @@ def _arranged(labels: str, t: Tensor, batch: list, rows: list, columns: list, si
     t = permute(t, *(labels.index(c) for c in order))
     full = tuple(size[c] for c in order)
     if t.shape != full:
-        t = np.broadcast_to(t, full)
+        t = broadcast_to(t, full)
     return reshape(t, *full[: len(batch)], math.prod(size[c] for c in rows), math.prod(size[c] for c in columns))

@@ -10,10 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from tinygrad_qkv import ops
 from tinygrad_qkv.tensor import Tensor
+
+
+def _truth(x: Any) -> Tensor:
+    """What NumPy's logic sees: True where x is not 0."""
+    return ops.not_equal(x, 0)
+
 
 UFUNCS: dict[np.ufunc, Callable] = {
     np.add: ops.add,
@@ -60,6 +66,10 @@ UFUNCS: dict[np.ufunc, Callable] = {
     np.bitwise_or: ops.logical_or,
     np.bitwise_xor: ops.logical_xor,
     np.invert: ops.logical_not,
+    np.logical_and: lambda a, b: ops.logical_and(_truth(a), _truth(b)),
+    np.logical_or: lambda a, b: ops.logical_or(_truth(a), _truth(b)),
+    np.logical_xor: lambda a, b: ops.logical_xor(_truth(a), _truth(b)),
+    np.logical_not: lambda a: ops.equal(a, 0),
     np.isnan: ops.isnan,
     np.isinf: ops.isinf,
     np.isfinite: ops.isfinite,
@@ -96,7 +106,13 @@ def call_function(function: Callable, args: tuple, kwargs: dict) -> Any:
     if function not in FUNCTIONS:
         name = f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
         raise TypeError(f"{name} has no rule for Tensors; use t.numpy() for a value without gradient")
-    return FUNCTIONS[function](*args, **kwargs)
+    try:
+        return FUNCTIONS[function](*args, **kwargs)
+    except TypeError as error:
+        _, refused, keyword = str(error).partition("got an unexpected keyword argument")
+        if not refused:
+            raise
+        raise TypeError(f"np.{function.__name__} of a Tensor {refused}{keyword}; leave it out") from None
 
 
 def _transpose(a: Any, axes: Any = None) -> Tensor:
@@ -119,7 +135,7 @@ def _split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
         if n % indices_or_sections:
             raise ValueError(f"np.split of {n} elements into {indices_or_sections} parts: the parts would be unequal")
         return ops.split(ary, n // indices_or_sections, axis)
-    ends = [min(end, n) for end in indices_or_sections]
+    ends = [slice(end).indices(n)[1] for end in indices_or_sections]
     return ops.split(ary, np.diff([*ends, n], prepend=0).tolist(), axis)
 
 
@@ -131,7 +147,7 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: fl
 
 def _take(a: Any, indices: Any, axis: int | None = None) -> Tensor:
     a = ops.flatten(a) if axis is None else ops.tensor(a)
-    axis = 0 if axis is None else axis % a.ndim
+    axis = 0 if axis is None else normalize_axis_index(axis, a.ndim)
     return ops.getitem(a, (slice(None),) * axis + (indices,))
 
 
@@ -153,6 +169,8 @@ FUNCTIONS: dict[Callable, Callable] = {
     np.sum: lambda a, axis=None, keepdims=False: ops.sum(a, axis, keepdims),
     np.mean: lambda a, axis=None, keepdims=False: ops.mean(a, axis, keepdims),
     np.max: lambda a, axis=None, keepdims=False: ops.max(a, axis, keepdims),
+    np.amax: lambda a, axis=None, keepdims=False: ops.max(a, axis, keepdims),
+    np.amin: lambda a, axis=None, keepdims=False: ops.min(a, axis, keepdims),
     np.min: lambda a, axis=None, keepdims=False: ops.min(a, axis, keepdims),
     np.prod: lambda a, axis=None, keepdims=False: ops.prod(a, axis, keepdims),
     np.var: lambda a, axis=None, ddof=0, keepdims=False: ops.var(a, axis, ddof, keepdims),
@@ -191,7 +209,7 @@ FUNCTIONS: dict[Callable, Callable] = {
     np.dot: ops.dot,
     np.outer: ops.outer,
     np.tensordot: ops.tensordot,
-    np.einsum: ops.einsum,
+    np.einsum: lambda subscripts, *operands, optimize=False: ops.einsum(subscripts, *operands),
     np.zeros_like: ops.zeros_like,
     np.ones_like: ops.ones_like,
     np.full_like: ops.full_like,

@@ -9,10 +9,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from tinygrad_qkv.autograd import OUTPUT, record
-from tinygrad_qkv.ops.arithmetic import abs, pow
+from tinygrad_qkv.ops.arithmetic import abs
 from tinygrad_qkv.ops.operands import Operand, floating, numeric, plain, refuse_names
 from tinygrad_qkv.tensor import Tensor
 
@@ -138,13 +138,17 @@ def _degrees(shape: tuple[int, ...], axes: tuple[int, ...], ddof: int) -> int:
 
 def _variance(v: np.ndarray, axes: tuple[int, ...], n: int, keepdims: bool) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        centred = v - np.sum(v, axis=axes, keepdims=True) / _count(v.shape, axes) if v.size else v
+        centred = _centred(v, axes)
         return np.asarray(np.sum(centred * centred, axis=axes, keepdims=keepdims)) / v.dtype.type(n)
 
 
+def _centred(x: Any, axes: tuple[int, ...]) -> Any:
+    """x minus its mean."""
+    return x - np.sum(x, axis=axes, keepdims=True) / _count(x.shape, axes) if x.size else x
+
+
 def _var_pullback(g: Any, x: Any, axes: tuple[int, ...], n: int) -> Any:
-    centred = x - np.mean(x, axis=axes, keepdims=True)
-    return np.reshape(g, _kept(x.shape, axes)) * centred * (2 / n if n else math.nan)
+    return np.reshape(g, _kept(x.shape, axes)) * _centred(x, axes) * (2 / n if n else math.nan)
 
 
 def std(x: Operand, axis: Axes = None, ddof: int = 0, keepdims: bool = False, **unknown: Any) -> Tensor:
@@ -161,7 +165,7 @@ def std(x: Operand, axis: Axes = None, ddof: int = 0, keepdims: bool = False, **
 def _std_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...], n: int) -> Any:
     flat = np.equal(y, 0)
     slope = np.where(flat, 0, g / np.where(flat, 1, y)) * (1 / n if n else math.nan)
-    return np.reshape(slope, _kept(x.shape, axes)) * (x - np.mean(x, axis=axes, keepdims=True))
+    return np.reshape(slope, _kept(x.shape, axes)) * _centred(x, axes)
 
 
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
@@ -169,9 +173,9 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: 
     refuse_names(unknown)
     x, v = floating(x)
     axes = _axes(axis, v.ndim)
-    top = np.max(v, axis=axes, keepdims=True, initial=-np.inf)
-    top = np.where(np.isfinite(top), top, 0)
-    with np.errstate(divide="ignore", over="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        top = np.max(v, axis=axes, keepdims=True, initial=-np.inf)
+        top = np.where(np.isfinite(top), top, 0)
         y = np.log(np.sum(np.exp(v - top), axis=axes, keepdims=True)) + top
     y = y if keepdims else np.reshape(y, tuple(n for i, n in enumerate(v.shape) if i not in axes))
     return record(y, "logsumexp", (x,), (OUTPUT, x, axes), (_logsumexp_pullback,), ("dx = g * exp(x - y)",))
@@ -189,12 +193,14 @@ def norm(x: Operand, ord: float = 2, axis: Axes = None, keepdims: bool = False, 
         return max(abs(x), axis, keepdims)
     if ord <= 0:
         raise ValueError(f"norm's ord is positive or inf, got {ord}")
-    if ord != 2:
-        return pow(sum(pow(abs(x), ord), axis, keepdims), 1 / ord)
     x, v = floating(x)
     axes = _axes(axis, v.ndim)
-    y = np.sqrt(np.sum(v * v, axis=axes, keepdims=keepdims))
-    return record(y, "norm", (x,), (OUTPUT, x, axes), (_norm_pullback,), ("dx = where(y == 0, 0, g / y * x)",))
+    if ord == 2:
+        y = np.sqrt(np.sum(v * v, axis=axes, keepdims=keepdims))
+        return record(y, "norm", (x,), (OUTPUT, x, axes), (_norm_pullback,), ("dx = where(y == 0, 0, g / y * x)",))
+    y = np.sum(np.abs(v) ** ord, axis=axes, keepdims=keepdims) ** (1 / ord)
+    formula = "dx = where(x == 0, 0, g * sign(x) * (abs(x) / y) ** (ord - 1))"
+    return record(y, "norm", (x,), (OUTPUT, x, axes, ord), (_norm_of_order_pullback,), (formula,))
 
 
 def _norm_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
@@ -202,11 +208,19 @@ def _norm_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     return np.reshape(np.where(flat, 0, g / np.where(flat, 1, y)), _kept(x.shape, axes)) * x
 
 
-def cumsum(x: Operand, axis: int, **unknown: Any) -> Tensor:
+def _norm_of_order_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...], ord: float) -> Any:
+    kept, zero = _kept(x.shape, axes), np.equal(x, 0)
+    share = np.where(zero, np.ones_like(x), np.abs(x)) / np.reshape(np.where(np.equal(y, 0), 1, y), kept)
+    return np.where(zero, 0, np.reshape(g, kept) * np.sign(x) * share ** (ord - 1))
+
+
+def cumsum(x: Operand, axis: int | None = None, **unknown: Any) -> Tensor:
     """The running sum along one axis."""
     refuse_names(unknown)
     x, v = numeric(x)
-    axis = _axes(axis, v.ndim)[0]
+    if axis is None:
+        raise TypeError("cumsum runs along one axis: cumsum(x, axis); of all elements: x.flatten().cumsum(0)")
+    axis = normalize_axis_index(axis, v.ndim)
     rule = lambda g, axis: np.flip(np.cumsum(np.flip(g, axis), axis), axis)  # noqa: E731
     formula = "dx = flip(cumsum(flip(g, axis), axis), axis)"
     return record(np.cumsum(v, axis=axis), "cumsum", (x,), (axis,), (rule,), (formula,))

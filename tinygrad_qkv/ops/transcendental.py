@@ -72,7 +72,9 @@ def logaddexp(a: Operand, b: Operand) -> Tensor:
     a, b, x, y = pair(a, b, to_float=True)
     rules = (lambda g, y, a, b: g * _share(a, y), lambda g, y, a, b: g * _share(b, y))
     formulas = ("da = g * exp(a - y)", "db = g * exp(b - y)")
-    return record(np.logaddexp(x, y), "logaddexp", (a, b), (OUTPUT, a, b), rules, formulas)
+    with np.errstate(invalid="ignore"):
+        total = np.logaddexp(x, y)
+    return record(total, "logaddexp", (a, b), (OUTPUT, a, b), rules, formulas)
 
 
 def _share(a: Any, y: Any) -> Any:
