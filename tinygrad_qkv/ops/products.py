@@ -25,24 +25,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     A vector on the left is a row, on the right a column, and that axis is gone from the result, as in NumPy.
     """
     a, b = tensor(a), tensor(b)
-    if a.ndim == 0 or b.ndim == 0:
-        raise ValueError(f"matmul needs at least one axis on both sides, got {a.shape} @ {b.shape}; use * for scalars")
-    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
-    if a.shape[-1] != inner:
-        hint = "; transpose the right one (.mT)?" if b.ndim > 1 and a.shape[-1] == b.shape[-1] else ""
-        raise ValueError(
-            f"matmul {a.shape} @ {b.shape}: the last axis of the left operand ({a.shape[-1]}) and the "
-            f"{'second last' if b.ndim > 1 else 'only'} axis of the right one ({inner}) must agree{hint}"
-        )
-    if (
-        a.ndim > 2
-        and b.ndim > 2
-        and any(1 != m != n != 1 for m, n in zip(a.shape[-3::-1], b.shape[-3::-1], strict=False))
-    ):
-        raise ValueError(
-            f"matmul {a.shape} @ {b.shape}: the leading axes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast; "
-            "each pair of sizes must be equal, or one of them 1"
-        )
+    _refuse_mismatch(a.shape, b.shape)
     row, column = a.ndim == 1, b.ndim == 1
     a = unsqueeze(a, 0) if row else a
     b = unsqueeze(b, 1) if column else b
@@ -50,6 +33,24 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     if row or column:
         y = reshape(y, *y.shape[:-2], *((y.shape[-1],) if row and not column else (y.shape[-2],) if not row else ()))
     return y
+
+
+def _refuse_mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """Explain why two shapes have no matrix product."""
+    if not a or not b:
+        raise ValueError(f"matmul needs at least one axis on both sides, got {a} @ {b}; use * for scalars")
+    inner, which = (b[-2], "second last") if len(b) > 1 else (b[0], "only")
+    if a[-1] != inner:
+        hint = "; transpose the right one (.mT)?" if len(b) > 1 and a[-1] == b[-1] else ""
+        raise ValueError(
+            f"matmul {a} @ {b}: the last axis of the left operand ({a[-1]}) and the {which} axis of the right one "
+            f"({inner}) must agree{hint}"
+        )
+    if any(1 != m != n != 1 for m, n in zip(a[-3::-1], b[-3::-1], strict=False)):
+        raise ValueError(
+            f"matmul {a} @ {b}: the leading axes {a[:-2]} and {b[:-2]} do not broadcast; each pair of sizes must be "
+            "equal, or one of them 1"
+        )
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
