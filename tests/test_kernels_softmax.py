@@ -100,7 +100,8 @@ def test_extreme_values(dtype):
         exact, log = reference(x, 1)
         tiny = np.finfo(dtype).tiny  # a result below the smallest normal number may be 0
         assert (abs(softmax(x, 1) - exact) <= 1e-5 * exact + tiny).all()
-        np.testing.assert_allclose(log_softmax(x, 1), log.astype(dtype), rtol=1e-5)
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(log_softmax(x, 1), log.astype(dtype), rtol=1e-5)
 
 
 def test_one_huge_entry_does_not_swallow_the_others_rows():

@@ -33,12 +33,13 @@ def test_exp_within_one_unit_in_the_last_place(dtype):
     limits = np.log(np.finfo(dtype).tiny) + 0.1, np.log(np.finfo(dtype).max) - 0.1
     x = np.linspace(*limits, 50_001).astype(dtype)
     out = np.empty_like(x)
-    row_exp_into(x, dtype(0), out)
+    with np.errstate(over="ignore"):  # of the sum
+        row_exp_into(x, dtype(0), out)
     exact = np.exp(x.astype(np.longdouble))
     assert (abs(out - exact) <= np.finfo(dtype).eps * exact).all()
     edges = np.array([-np.inf, -1e30, 0.0, -0.0, 1e30, np.inf, np.nan, -np.nan], dtype)
     out = np.empty_like(edges)
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         row_exp_into(edges, dtype(0), out)
     np.testing.assert_array_equal(out, [0, 0, 1, 1, np.inf, np.inf, np.nan, np.nan])
 

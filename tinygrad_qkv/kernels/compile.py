@@ -145,7 +145,7 @@ class _Cache(FunctionCache):
     """
 
     def __init__(self, function: Callable[..., Any], form: str) -> None:
-        self._folder: str | None = None
+        self._folder = self._cache_path = None
         self._started = time.perf_counter()
         try:
             super().__init__(function)

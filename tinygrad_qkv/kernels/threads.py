@@ -29,8 +29,8 @@ PARALLEL_FROM = {
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone
 _serial_process = False  # True in a forked child that must not enter a parallel region
 _started = False
-_inside: set[int] = set()  # idents of the Python threads that are in a parallel region now
-_fork_is_clean = True  # the last fork came from the main thread, with no other thread inside
+_users: set[int] = set()  # idents of the Python threads that ever entered a parallel region
+_fork_is_clean = True  # the last fork came from the main thread, and no other living thread was a user
 
 
 def set_num_threads(n: int) -> None:
@@ -76,10 +76,9 @@ class ParallelRegion:
             numba.set_num_threads(_count)  # numba keeps the number for each Python thread
         if self.turn is not None:
             self.turn.acquire()
-        _inside.add(threading.get_ident())
+        _users.add(threading.get_ident())
 
     def __exit__(self, *exception: object) -> None:
-        _inside.discard(threading.get_ident())
         if self.turn is not None:
             self.turn.release()
 
@@ -112,21 +111,23 @@ def _load_tbb() -> None:
 
 
 def _before_fork() -> None:
+    """Note whether TBB can stop its workers, which it can only from the main thread and without another user."""
     global _fork_is_clean
-    _fork_is_clean = threading.current_thread() is threading.main_thread() and not _inside
+    me = threading.current_thread()
+    others = any(thread.ident in _users for thread in threading.enumerate() if thread is not me)
+    _fork_is_clean = me is threading.main_thread() and not others
 
 
 def _after_fork_in_child() -> None:
     """Make the child safe: it has none of the workers, and a lock may be held by a thread that is not in it."""
     global _serial_process
-    _inside.clear()
     if parallel_region.turn is not None:
         parallel_region.turn = threading.Lock()
     try:
         layer = numba.threading_layer()
     except ValueError:  # no parallel code ran before the fork: the child starts afresh
         return
-    _serial_process = layer == "omp" or (layer == "tbb" and not _fork_is_clean)
+    _serial_process = _serial_process or layer == "omp" or (layer == "tbb" and not _fork_is_clean)
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,195 @@
+"""Threads: every layer under several Python threads and forks, equal bits for any number of threads, its setting."""
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+
+import numba
+import numpy as np
+import pytest
+
+from tinygrad_qkv.kernels import get_num_threads, set_num_threads, softmax, threads
+from tinygrad_qkv.kernels.threads import PARALLEL_FROM
+
+LAYERS = ["tbb", "omp", "workqueue"]
+
+
+def run(code, **env):
+    """stdout of the code in a fresh process in which kernels are compiled, with these variables set."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_") or k == "NUMBA_CACHE_DIR"}
+    process = subprocess.run([sys.executable, "-c", code], env=clean | env, capture_output=True, text=True, timeout=240)
+    assert process.returncode == 0, (process.returncode, process.stdout, process.stderr)
+    return process.stdout.split()
+
+
+def needs(layer):
+    """Skip where this installation of numba cannot run the layer."""
+    if layer == "tbb" and not any(d.name == "tbb" for d in importlib.metadata.distributions()):
+        pytest.skip("the tbb wheel exists for x86-64 Linux and Windows only")
+    if layer == "omp" and importlib.util.find_spec("numba.np.ufunc.omppool") is None:
+        pytest.skip("this build of numba has no OpenMP layer")
+
+
+WORK = """
+import os, sys, threading, time
+import numba
+import numpy as np
+from tinygrad_qkv import kernels as k
+
+rng = np.random.default_rng(0)
+a, b = rng.standard_normal((2, 90, 90)).astype(np.float32)
+x = rng.standard_normal((200, 100)).astype(np.float32)
+product, share = k.matmul(a, b), k.softmax(x, 1)
+
+def work(times):
+    for _ in range(times):
+        assert (k.matmul(a, b) == product).all() and (k.softmax(x, 1) == share).all()
+
+def at_once(count, times):
+    failed = []
+    def guarded():
+        try:
+            work(times)
+        except BaseException as error:
+            failed.append(error)
+    threads = [threading.Thread(target=guarded) for _ in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failed, failed
+
+print(numba.threading_layer())
+"""
+
+FORK = """
+def fork():
+    "Print whether a forked child computes the same, alone and in threads, within 60 seconds."
+    child = os.fork()
+    if child == 0:
+        try:
+            work(5)
+            at_once(2, 5)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+        status = "hung"
+    print("status", status, flush=True)
+    work(5)
+"""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_several_python_threads_at_once(layer):
+    needs(layer)
+    assert run(WORK + "at_once(4, 50); print('done')", NUMBA_THREADING_LAYER=layer) == [layer, "done"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("layer", LAYERS)
+def test_forked_children(layer):
+    """From the main thread, from another one, while a third computes, and once more at the end."""
+    needs(layer)
+    code = """
+fork()
+thread = threading.Thread(target=fork); thread.start(); thread.join()
+busy = threading.Thread(target=work, args=(300,)); busy.start(); fork(); busy.join()
+fork()
+"""
+    words = run(WORK + FORK + code, NUMBA_THREADING_LAYER=layer)  # with TBB's own remarks among them
+    statuses = [words[i + 1] for i, word in enumerate(words) if word == "status"]
+    assert statuses == ["0"] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_forked_before_any_kernel_ran():
+    code = "import os; from tinygrad_qkv import kernels; child = os.fork()\n" + WORK
+    code += "work(3)\nif child: assert os.waitpid(child, 0)[1] == 0\n"
+    layers = run(code)
+    assert len(layers) == 2 and layers[0] == layers[1]
+
+
+def test_tbb_is_chosen_where_its_wheel_is_installed():
+    needs("tbb")
+    assert run(WORK) == ["tbb"]
+
+
+BITS = """
+import hashlib
+import numpy as np
+from tinygrad_qkv import kernels as k
+from tinygrad_qkv.kernels import compile as compiling
+
+def digest():
+    rng = np.random.default_rng(0)
+    sha = hashlib.sha256()
+    x, g = rng.standard_normal((2, 331, 257)).astype(np.float32)
+    w, b = rng.standard_normal((2, 257)).astype(np.float32)
+    ids, column = rng.integers(0, 57, 331), g[:, 0].copy()
+    y, log = k.softmax(x, 1), k.log_softmax(x, 1)
+    losses, lse = k.cross_entropy(x, ids, -100, 0.1)
+    norm, mean, rstd = k.layer_norm(x, w, b, 1e-5)
+    for array in (
+        k.matmul(x, g.T), k.matmul(x.T, g), k.matmul(x.reshape(1, 331, 257)[[0] * 3, :50], g.T), y, log, losses, lse,
+        norm, mean, rstd, k.softmax_pullback(g, y, 1), k.log_softmax_pullback(g, log, 1), k.erf(x),
+        k.cross_entropy_pullback(column, x, ids, lse, -100, 0.1), *k.layer_norm_pullback(g, x, w, mean, rstd),
+        k.scatter_add(g, ids, 60),
+    ):
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+for n in (1, 2, 3):
+    k.set_num_threads(n)
+    print(digest())
+call = compiling.Kernel.__call__
+compiling.Kernel.__call__ = lambda self, *args, parallel: call(self, *args, parallel=False)
+print(digest())
+"""
+
+
+def test_bits_are_equal_for_1_2_and_3_threads_and_in_the_serial_form():
+    digests = run(BITS, NUMBA_NUM_THREADS="3")
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+
+
+def test_the_number_of_threads_holds_in_every_python_thread(monkeypatch):
+    monkeypatch.setattr(threads, "_count", None)
+    x = np.ones((PARALLEL_FROM["softmax"], 1), np.float32)
+    seen = []
+
+    def compute():
+        softmax(x, 1)
+        seen.append(get_num_threads())
+        if not numba.config.DISABLE_JIT:
+            seen.append(numba.get_num_threads())
+
+    set_num_threads(1)
+    other = threading.Thread(target=compute)
+    other.start()
+    other.join()
+    compute()
+    assert set(seen) == {1}
+    if not numba.config.DISABLE_JIT:
+        numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+
+
+def test_set_num_threads_refuses_what_cannot_be(monkeypatch):
+    monkeypatch.setattr(threads, "_count", None)
+    most = numba.config.NUMBA_NUM_THREADS
+    for n in (0, -1, most + 1):
+        with pytest.raises(ValueError, match=rf"1 to {most} threads here; .*NUMBA_NUM_THREADS"):
+            set_num_threads(n)
+    for n in (1.0, "2", None, True):
+        with pytest.raises(TypeError, match="int"):
+            set_num_threads(n)
+    set_num_threads(np.int64(1))
+    assert get_num_threads() == 1
