@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+import numpy as np
+
 from tinygrad_qkv import ops
 from tinygrad_qkv.nn import functional as F  # noqa: N812
 from tinygrad_qkv.nn import init
-from tinygrad_qkv.nn.dot_product import AttentionRecord
+from tinygrad_qkv.nn.dot_product import AttentionRecord, all_finite
 from tinygrad_qkv.nn.layers import probability, sizes
-from tinygrad_qkv.nn.masks import MaskWords
+from tinygrad_qkv.nn.masks import MaskWords, refuse_unknown, seen_keys
 from tinygrad_qkv.nn.module import Module, Parameter
 from tinygrad_qkv.tensor import Tensor
 
@@ -60,17 +62,36 @@ class QKVProjection(Module):
 
         `key` defaults to `query` (self-attention), `value` to `key`.
         """
-        return self.project(query, key, value)
+        return self.project(*self.inputs(query, key, value))
 
-    def project(self, query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The three products, after the inputs were checked."""
+    def inputs(self, query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The three inputs with their defaults, after their shapes were checked."""
         if key is None and value is not None:
             raise ValueError("attention got value= without key=; pass both, or only the query for self-attention")
-        key = query if key is None else key
-        value = key if value is None else value
-        q = _affine("query", "d_model", query, self.W_Q, self.b_Q)
-        k = _affine("key", "kdim", key, self.W_K, self.b_K)
-        v = _affine("value", "vdim", value, self.W_V, self.b_V)
+        query = ops.tensor(query)
+        key = query if key is None else ops.tensor(key)
+        value = key if value is None else ops.tensor(value)
+        for name, width, x, W in (
+            ("query", "d_model", query, self.W_Q),
+            ("key", "kdim", key, self.W_K),
+            ("value", "vdim", value, self.W_V),
+        ):
+            if x.ndim < 2 or x.shape[-1] != W.shape[0]:
+                raise ValueError(f"{name} has shape (B, positions, {width}) with {width} = {W.shape[0]}, got {x.shape}")
+        if not query.ndim == key.ndim == value.ndim or key.shape[-2] != value.shape[-2]:
+            raise ValueError(
+                f"query (B, T, d_model) = {query.shape}, key (B, S, kdim) = {key.shape} and value (B, S, vdim) = "
+                f"{value.shape} need the same number of axes, and key and value the same S"
+            )
+        return query, key, value
+
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The three products with the learned matrices."""
+        q = query @ self.W_Q  # (..., T, heads * d_k)
+        k = key @ self.W_K  # (..., S, kv_heads * d_k)
+        v = value @ self.W_V  # (..., S, kv_heads * d_v)
+        if self.b_Q is not None:
+            q, k, v = q + self.b_Q, k + self.b_K, v + self.b_V
         return q, k, v
 
     def describe(self) -> str:
@@ -136,12 +157,15 @@ class MultiHeadAttention(QKVProjection):
         `F.scaled_dot_product_attention` for scores (B, H, T, S).  With `need` it returns (output, record), where
         record.weights is (B, H, T, S), q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v).
         """
-        q, k, v = self.project(query, key, value)
-        if not q.ndim == k.ndim == v.ndim:
-            raise ValueError(f"query, key and value have different numbers of axes: {q.ndim}, {k.ndim} and {v.ndim}")
-        lone = q.ndim == 2  # no batch axis: make one, so that heads are axis -3 of four
+        unknown = {word: mask for word, mask in masks.items() if word not in MaskWords.__annotations__}
+        refuse_unknown(unknown, "path", "need")
+        query, key, value = self.inputs(query, key, value)
+        lone = query.ndim == 2  # no batch axis: make one, so that heads are axis -3 of four
         if lone:
-            q, k, v = ops.unsqueeze(q, 0), ops.unsqueeze(k, 0), ops.unsqueeze(v, 0)
+            query, key, value = (ops.unsqueeze(x, 0) for x in (query, key, value))
+        if masks:
+            key, value = self._without_nan_behind(masks, query, key, value)
+        q, k, v = self.project(query, key, value)
         wanted = tuple(need) if not isinstance(need, str) else need
         result = F.scaled_dot_product_attention(
             _split_heads(q, self.num_heads),  # (B, H, T, d_k)
@@ -162,16 +186,21 @@ class MultiHeadAttention(QKVProjection):
             record = record and AttentionRecord(*(t if t is None else t.squeeze(0) for t in record))
         return (output, record) if wanted else output
 
+    def _without_nan_behind(self, masks: MaskWords, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value inputs with zeros in rows that no query may see, if they are not finite.
+
+        Such a row gives its key and value no gradient, but 0 * NaN would put NaN into that of W_K and W_V.
+        """
+        if all_finite(key) and all_finite(value):
+            return key, value
+        lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        seen = seen_keys((*lead, self.num_heads, query.shape[-2], key.shape[-2]), masks)
+        if seen is None:
+            return key, value
+        return ops.where(seen[..., None], key, 0), ops.where(seen[..., None], value, 0)
+
     def describe(self) -> str:
         return super().describe() + (f", dropout={self.dropout}" if self.dropout else "")
-
-
-def _affine(name: str, width: str, x: Any, W: Parameter, b: Parameter | None) -> Tensor:
-    x = ops.tensor(x)
-    if x.ndim < 2 or x.shape[-1] != W.shape[0]:
-        raise ValueError(f"{name} has shape (B, positions, {width}) with {width} = {W.shape[0]}, got {x.shape}")
-    y = x @ W
-    return y if b is None else y + b
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
     `need`, some of ("weights", "scores", "q", "k", "v", "logsumexp"), makes the call return (output, record); it
     does not change a bit of the output.
     """
-    refuse_unknown(unknown)
+    refuse_unknown(unknown, "scale", "dropout_p", "path", "need")
     wanted = _checked_need(need)
     if path is not None and path not in PATHS:
         raise ValueError(f"path is None or one of {PATHS}, got {path!r}")
@@ -102,7 +102,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask, p: float)
     if mask.keep is None:
         weights = scores.softmax(-1)
         return scores, weights, ops.dropout(weights, p) @ v
-    if not (_all_finite(scores) and _all_finite(v)):
+    if not (all_finite(scores) and all_finite(v)):
         return _attend_around_nan(q, k, v, scale, mask, p)
     scores = ops.where(mask.keep, scores, -math.inf)
     seeing = mask.keep.any(-1, keepdims=True)  # (..., T, 1)
@@ -134,7 +134,7 @@ def _softmax_of_seeing(scores: Tensor, seeing: np.ndarray) -> Tensor:
     return ops.where(seeing, ops.where(seeing, scores, 0).softmax(-1), 0)
 
 
-def _all_finite(x: Tensor) -> bool:
+def all_finite(x: Tensor) -> bool:
     """Whether no element is NaN or inf.  One sum is cheap; should it overflow, the answer is a safe False."""
     with np.errstate(all="ignore"):
         return math.isfinite(float(np.sum(x.data)))

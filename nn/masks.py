@@ -65,7 +65,7 @@ def combine(
         barred = np.isneginf(bias.data)
         if barred.any():
             masks.append(~barred)
-            bias = ops.where(barred, 0, bias)
+            bias = ops.where(barred, 0, bias)  # finite, so that the common way through attention stays open
     if lengths is not None:
         masks.append(_within_lengths(lengths, shape))
     if is_causal:
@@ -78,8 +78,17 @@ def combine(
     return Mask(None if keep is None or keep.all() else keep, bias)
 
 
-def refuse_unknown(unknown: dict[str, Any]) -> None:
-    """Explain a keyword that attention does not take, above all the one whose polarity differs between libraries."""
+def seen_keys(shape: tuple[int, ...], masks: MaskWords) -> np.ndarray | None:
+    """(B, S): which keys some query of some head may look at, for scores of `shape` (B, H, T, S); None for all."""
+    keep = combine(shape, **masks).keep
+    return None if keep is None else np.broadcast_to(keep, shape).any((-3, -2))
+
+
+def refuse_unknown(unknown: dict[str, Any], *others: str) -> None:
+    """Explain a keyword that attention does not take, above all the one whose polarity differs between libraries.
+
+    `others` are the keywords that the caller takes besides the mask words.
+    """
     if not unknown:
         return
     name = next(iter(unknown))
@@ -89,10 +98,9 @@ def refuse_unknown(unknown: dict[str, Any]) -> None:
         "key_padding_mask": "write lengths=, or ignore=mask[:, None, None, :] where True marks padding",
         "causal": "write is_causal=True",
         "need_weights": 'write need=("weights",)',
-        "dropout": "write dropout_p=",
     }
     hints["mask"] = hints["attn_mask"]
-    known = "attend, ignore, bias, lengths, is_causal, q_positions, k_positions, scale, dropout_p, path, need"
+    known = ", ".join((*MaskWords.__annotations__, *others))
     raise TypeError(f"attention takes no {name}=: {hints.get(name, f'its keywords are {known}')}")
 
 
