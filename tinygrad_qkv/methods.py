@@ -287,7 +287,7 @@ class Methods:
     def all(self, axis: Any = None, keepdims: bool = False, **unknown: Any) -> Tensor:
         return ops.all(self, axis, keepdims, **unknown)
 
-    def cumsum(self, axis: int, **unknown: Any) -> Tensor:
+    def cumsum(self, axis: int | None = None, **unknown: Any) -> Tensor:
         return ops.cumsum(self, axis, **unknown)
 
     # ---- methods: shape

@@ -84,7 +84,7 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
         return x
     bits = np.random.Generator(np.random.Philox(key=dropout_seed(generator)))
     keep = bits.random(v.shape, dtype=np.float32) >= p
-    scale = 0.0 if p == 1 else 1 / (1 - p)
+    scale = 1 / (1 - p) if p < 1 else 1.0
     rule = lambda g, keep, scale: np.where(keep, g * scale, 0)  # noqa: E731
     y = np.where(keep, v * scale, 0)
     return record(y, "dropout", (x,), (keep, scale), (rule,), ("dx = where(keep, g * scale, 0)",))
