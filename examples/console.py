@@ -1,0 +1,111 @@
+"""What the lessons print with: headings, paragraphs, matrices side by side, a progress bar, checks that fail loudly."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+WIDTH = 78  # fits a terminal of 80 columns
+
+
+def heading(text: str) -> None:
+    """A line that opens a part of the story."""
+    line = f"---- {text} {'-' * (WIDTH - len(text) - 6)}"
+    print(f"\033[1m{line}\033[0m\n" if sys.stdout.isatty() else f"{line}\n")
+
+
+def speaks_unicode() -> bool:
+    """Whether what is printed may hold block characters; some consoles and pipes on Windows take none."""
+    return "utf" in (sys.stdout.encoding or "").lower()
+
+
+def say(text: str) -> None:
+    """A paragraph, wrapped, with an empty line after it."""
+    print(textwrap.fill(" ".join(text.split()), WIDTH) + "\n")
+
+
+def matrices(rows: list[str], blocks: dict[str, np.ndarray], columns: list[str] | None = None) -> None:
+    """Matrices with the same rows side by side, each under its title (and under names for its columns)."""
+    margin = max(map(len, rows)) + 4
+    above = 1 if columns is None else 2
+    lines = [" " * margin] * above + [f"  {row:<{margin - 2}}" for row in rows]
+    for title, values in blocks.items():
+        numbers = np.round(np.atleast_2d(values), 4) + 0.0  # + 0.0 makes 0 of -0
+        names = [] if columns is None else ["".join(f"{name:>9}" for name in columns)]
+        block = [f"   {title}", *names, *("".join(f"{_short(x):>9}" for x in row) for row in numbers)]
+        width = max(map(len, block)) + 1
+        lines = [f"{line}{part:<{width}}" for line, part in zip(lines, block, strict=True)]
+    print("\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def _short(x: float) -> str:
+    """A whole number without decimals, any other with four."""
+    return f"{x:.0f}" if float(x).is_integer() else f"{x:.4f}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> None:
+    """Lines of aligned columns; a column of numbers is set to the right."""
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(cell[:1] in "0123456789-" for cell in column[1:]) for column in columns]
+    for row in (header, *rows):
+        cells = [f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True)]
+        print(("  " + "   ".join(cells)).rstrip())
+    print()
+
+
+def grid(values: np.ndarray, smallest: float = 0.15) -> None:
+    """A square of numbers with one decimal; a dot for what is small."""
+    print("       " + "".join(f"{column:>5}" for column in range(1, len(values) + 1)))
+    for row, numbers in enumerate(values, start=1):
+        print(f"  {row:>5}" + "".join(f"{x:>5.1f}" if abs(x) >= smallest else "    ." for x in numbers))
+    print()
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[..., None]]:
+    """Gives `report(step, line="")`: prints the line, below it a moving bar if this is a terminal and rich is there."""
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        with Progress("  step", MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn(), transient=True) as bar:
+            task = bar.add_task("", total=steps)
+
+            def report(step: int, line: str = "") -> None:
+                bar.update(task, completed=step)
+                if line:
+                    bar.console.print(line, highlight=False, markup=False)
+
+            yield report
+    else:
+        yield lambda step, line="": print(line, flush=True) if line else None
+    print()
+
+
+class Measure(NamedTuple):
+    """A number that a lesson promises, and the bound that it must keep."""
+
+    name: str
+    value: float
+    relation: str  # ">=" or "<="
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.bound if self.relation == ">=" else self.value <= self.bound
+
+
+def check(measures: list[Measure]) -> None:
+    """Print each promise beside its number; a broken one ends the program with an error that names it."""
+    for m in measures:
+        print(f"  {'ok   ' if m.holds else 'WRONG'}  {m.name:<46} {m.value:>8.3g}  {m.relation} {m.bound:g}")
+    print()
+    broken = [f"{m.name} is {m.value:.3g}, not {m.relation} {m.bound:g}" for m in measures if not m.holds]
+    if broken:
+        raise SystemExit("This run did not keep its promise: " + "; ".join(broken))

@@ -1,0 +1,178 @@
+"""The lessons: each runs, writes its pictures and keeps its promises, and notices when it does not."""
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+LESSONS = sorted(path.stem for path in EXAMPLES.glob("[0-9]*.py"))
+sys.path.append(str(EXAMPLES))  # as Python does for a script: lessons import the modules that lie beside them
+
+import console  # noqa: E402
+import phonebook_data as data  # noqa: E402
+import phonebook_measures as measures  # noqa: E402
+
+
+def run(lesson, **options):
+    """The printed text and the result of a lesson's main()."""
+    module = importlib.import_module(lesson)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        result = module.main(**options)
+    return out.getvalue(), result
+
+
+@pytest.fixture(scope="module", params=LESSONS)
+def finished(request, tmp_path_factory):
+    """Each lesson, run as a reader runs it: its printed text, and the folder that it wrote."""
+    folder = tmp_path_factory.mktemp(request.param)
+    text, _ = run(request.param, out=folder)
+    return text, folder
+
+
+def test_a_lesson_ends_with_things_to_try_and_fits_80_columns(finished):
+    text, folder = finished
+    assert "\nTry this:\n" in text.split("\n----")[-1]
+    too_wide = [line for line in text.splitlines() if len(line) > 80 and str(folder) not in line]
+    assert not too_wide
+
+
+def test_a_lesson_says_what_it_wrote_and_the_pictures_are_whole(finished):
+    text, folder = finished
+    pictures = sorted(folder.iterdir())
+    assert pictures and {path.suffix for path in pictures} == {".svg"}
+    for path in pictures:
+        assert str(path) in text
+        assert ET.parse(path).getroot().tag.endswith("svg")
+
+
+def test_the_table_of_lessons_is_complete():
+    rows = re.findall(r"^\| \[`([^`]+)\.py`\]\(\1\.py\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.M)
+    assert rows == LESSONS
+
+
+# ---- this forum is awesome
+
+
+def test_a_wrong_number_ends_the_small_lesson(monkeypatch, tmp_path):
+    module = importlib.import_module("05_this_forum_is_awesome")
+    monkeypatch.setitem(module.CALCULATOR, "loss", 1.5193)
+    with pytest.raises(SystemExit, match="numbers of the calculator"):
+        run("05_this_forum_is_awesome", out=tmp_path)
+
+
+def test_a_wrong_formula_ends_the_small_lesson(monkeypatch, tmp_path):
+    module = importlib.import_module("05_this_forum_is_awesome")
+    right = module.by_the_formulas
+    monkeypatch.setattr(module, "by_the_formulas", lambda **w: {**right(**w), "d_K": right(**w)["d_K"] + 1e-11})
+    with pytest.raises(SystemExit, match="all numbers by the formulas"):
+        run("05_this_forum_is_awesome", out=tmp_path)
+
+
+# ---- the phone book
+
+
+def test_the_phone_book_learns_with_an_output_matrix_too(tmp_path):
+    _, promised = run("08_phonebook", with_output_matrix=True, out=tmp_path)
+    assert promised["number right, made-up names, 1 typo"] >= 0.97
+
+
+def test_the_same_seed_gives_the_same_story(tmp_path):
+    stories = []
+    for seed in (3, 3, 4):
+        with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+            importlib.import_module("08_phonebook").main(steps=30, seed=seed, out=tmp_path)
+        stories.append(out.getvalue())
+    assert stories[0] == stories[1] != stories[2]
+
+
+def test_a_head_that_did_not_learn_ends_the_program_with_an_error(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "08_phonebook.py"), "--steps", "20", "--out", str(tmp_path)]
+    # An ASCII pipe, as some consoles are, must not stop the story before its end.
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert re.search(
+        r"did not keep its promise: number right, made-up names, 1 typo is [\d.]+, not >= 0\.97", result.stderr
+    )
+    assert "UnicodeEncodeError" not in result.stderr
+
+
+def test_a_measure_holds_at_its_bound_and_not_beyond():
+    assert console.Measure("m", 0.5, ">=", 0.5).holds and console.Measure("m", 0.5, "<=", 0.5).holds
+    assert not console.Measure("m", 0.49, ">=", 0.5).holds and not console.Measure("m", 0.51, "<=", 0.5).holds
+    assert not console.Measure("m", float("nan"), ">=", 0.5).holds
+
+
+def typos_between(a, b):
+    """The edit distance where a letter wrong, missing, too many, or two neighbours swapped count 1."""
+    d = {(i, -1): i + 1 for i in range(-1, len(a))} | {(-1, j): j + 1 for j in range(-1, len(b))}
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            d[i, j] = min(d[i - 1, j] + 1, d[i, j - 1] + 1, d[i - 1, j - 1] + (x != y))
+            if i and j and x == b[j - 1] and y == a[i - 1]:
+                d[i, j] = min(d[i, j], d[i - 2, j - 2] + 1)
+    return d[len(a) - 1, len(b) - 1]
+
+
+def test_the_story_counts_its_typos_right():
+    module = importlib.import_module("08_phonebook")
+    assert [typos_between(typed, meant) for typed, meant, _ in module.CALLS] == [typos for _, _, typos in module.CALLS]
+    assert set(module.BOOK) <= set(data.REAL_NAMES) and len(set(module.BOOK)) == 16
+
+
+def test_one_typo_is_one_typo():
+    rng = np.random.default_rng(0)
+    names = data.random_names(rng, 500, never=data.encode(["jindrich"]))
+    short = names[names[:, -1] == 0]  # in a full name a letter too many drops the last one
+    for name, typed in zip(short, data.misspell(rng, short, 1), strict=True):
+        assert typos_between(data.decode(name), data.decode(typed)) == 1
+    assert np.array_equal(data.misspell(rng, names, 0), names)
+    some = data.misspell(rng, names, np.arange(500) % 2)
+    assert np.array_equal((some != names).any(axis=1), np.arange(500) % 2 == 1)
+
+
+def test_names_are_encoded_and_unwanted_ones_are_left_out():
+    words = ["jindrich", "eva", "abcdefghij", "a"]
+    assert [data.decode(row) for row in data.encode(words)] == words
+    rng = np.random.default_rng(0)
+    first = data.random_names(rng, 20_000, never=data.encode(data.REAL_NAMES))
+    second = data.random_names(rng, 20_000, never=np.concatenate([first, data.encode(data.REAL_NAMES)]))
+    assert len(first) == len(second) == 20_000
+    seen = {data.decode(name) for name in first}
+    assert not seen & {data.decode(name) for name in second} and not seen & set(data.REAL_NAMES)
+
+
+def test_a_token_says_name_and_phone_and_a_call_the_name_only():
+    names, phones = data.encode(["eva", "jan"]), np.array([[0, 1, 2, 3, 4, 9], [5, 5, 5, 5, 5, 5]])
+    book, call = data.entries(names, phones), data.calls(names)
+    assert book.shape == call.shape == (2, 320) and book.dtype == call.dtype == np.float32
+    assert np.flatnonzero(book[0]).tolist() == [4, 26 + 21, 52 + 0, 260, 271, 282, 293, 304, 319]
+    assert np.array_equal(call[:, :260], book[:, :260]) and not call[:, 260:].any()
+
+
+def test_the_task_cannot_be_solved_without_looking():
+    phones = data.random_phones(np.random.default_rng(0), (400, 16))
+    blend = np.eye(10)[phones].mean(axis=1, keepdims=True)  # what uniform attention retrieves, for every call the same
+    assert measures.right(np.broadcast_to(blend.argmax(-1), phones.shape), phones) < 0.01
+
+
+def test_measures_read_matrices_that_were_set_by_hand():
+    rng = np.random.default_rng(0)
+    names = data.random_names(rng, 300, never=data.encode(["eva"]))
+    book = data.entries(names, data.random_phones(rng, (300,)))
+    identity = np.eye(320, dtype=np.float32)
+    assert measures.name_share(book, identity[:, :260]) == 1
+    assert measures.name_share(book, identity[:, 260:]) == 0
+    bonus = measures.same_letter_bonus(identity[:, :260], identity[:, :260]) * np.sqrt(260)
+    np.testing.assert_allclose(bonus, np.eye(10), atol=1e-6)
+    assert measures.mean_at_distance(bonus, 0) == pytest.approx(1) and measures.mean_at_distance(bonus, 1) == 0
+    assert measures.found(np.eye(3)) == 1 and measures.found(np.eye(3)[::-1]) == pytest.approx(1 / 3)
