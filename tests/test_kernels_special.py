@@ -36,7 +36,8 @@ def test_exp_within_one_unit_in_the_last_place(dtype):
     with np.errstate(over="ignore"):  # of the sum
         row_exp_into(x, dtype(0), out)
     exact = np.exp(x.astype(np.longdouble))
-    assert (abs(out - exact) <= np.finfo(dtype).eps * exact).all()
+    units = 4 if numba.config.DISABLE_JIT else 1  # what stands in then is NumPy's exp
+    assert (abs(out - exact) <= units * np.finfo(dtype).eps * exact).all()
     edges = np.array([-np.inf, -1e30, 0.0, -0.0, 1e30, np.inf, np.nan, -np.nan], dtype)
     out = np.empty_like(edges)
     with np.errstate(all="ignore"):

@@ -7,6 +7,7 @@ argument types written there, so that a read-only or a strided array never costs
 Everything here that numba calls private stays in this file.
 """
 
+import functools
 import hashlib
 import os
 import pickle
@@ -84,7 +85,7 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], arguments: Callable[..., Any], fastmath: frozenset[str]) -> None:
         self.function = function
-        self.__doc__ = function.__doc__
+        functools.update_wrapper(self, function)
         self._arguments = arguments
         self._fastmath = fastmath
         self._compiled: dict[tuple[np.dtype, bool], Callable[..., Any]] = {}
@@ -121,21 +122,25 @@ class Kernel:
 _compiling = threading.RLock()
 
 
-def _hash_of_sources() -> bytes:
-    """A hash of all that the compiled code depends on: every file of this folder, and the compilers."""
+def _hash_of_sources() -> bytes | None:
+    """A hash of all that compiled code depends on: every file of this folder, and the compilers.
+
+    None where the files cannot be read, as in a zip archive: what cannot be stamped is not cached.
+    """
     sha = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        sha.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    try:
+        sources = [(path.name, path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    except OSError:
+        return None
+    for name, text in sources:
+        sha.update(f"{name} {len(text)} ".encode() + text)
     settings = (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.LOOP_VECTORIZE, numba.config.SLP_VECTORIZE)
     sha.update(repr((numba.__version__, llvmlite.__version__, np.__version__, *map(str, settings))).encode())
-    return sha.digest()
+    return sha.digest() if sources else None
 
 
 # Taken at import, before the kernels' own files are read: code edited later must not be filed under the new stamp.
-try:
-    _STAMP = _hash_of_sources()
-except OSError:  # no readable source files, as in a zip archive: nothing to stamp with, so nothing is cached
-    _STAMP = None
+_STAMP = _hash_of_sources()
 
 
 class _Cache(FunctionCache):
@@ -145,16 +150,17 @@ class _Cache(FunctionCache):
     """
 
     def __init__(self, function: Callable[..., Any], form: str) -> None:
-        self._folder = self._cache_path = None
+        self._folder: str | None = None
+        self._cache_path: str | None = None
         self._started = time.perf_counter()
         try:
             super().__init__(function)
         except Exception:  # no folder can be written: RuntimeError or OSError, from any of numba's locators
             return
         if _STAMP is not None:
-            self._folder = self._cache_path
-            module = function.__module__.rpartition(".")[2]
-            self._cache_file = _OverloadFiles(Path(self._folder), f"{module}.{function.__qualname__}-{form}")
+            self._folder = self._impl.locator.get_cache_path()
+            stem = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}-{form}"
+            self._cache_file = _OverloadFiles(Path(self._folder), stem, _STAMP)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled function from disk, or None."""
@@ -185,9 +191,10 @@ class _OverloadFiles:
     A stale and a damaged file fail the same check, and the next compilation overwrites them.
     """
 
-    def __init__(self, folder: Path, stem: str) -> None:
+    def __init__(self, folder: Path, stem: str, stamp: bytes) -> None:
         self._folder = folder
         self._stem = stem
+        self._stamp = stamp
 
     def load(self, key: Any) -> Any:
         """The object saved under the key, or None where it is missing, stale or damaged."""
@@ -215,7 +222,7 @@ class _OverloadFiles:
         return self._folder / f"{self._stem}.{hashlib.sha256(name.encode()).hexdigest()[:16]}.kernel"
 
     def _digest(self, key: Any, data: bytes) -> bytes:
-        return hashlib.sha256(_STAMP + repr(key).encode() + data).digest()
+        return hashlib.sha256(self._stamp + repr(key).encode() + data).digest()
 
 
 _told = False

@@ -1,5 +1,7 @@
 """Scalar functions in LLVM IR that a loop around them turns into vector instructions, as a call into libm does not."""
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba.core import types
@@ -10,7 +12,7 @@ from tinygrad_qkv.kernels.compile import JIT
 # exp(x) = 2^n * exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2. ln 2 is split in two, so that n times the first
 # part is exact. exp(r) is a polynomial through the Chebyshev points of that interval, lowest power first; its relative
 # error is below 1e-7 in float32 and 2e-16 in float64. Outside (lowest, highest) the result is 0 or inf.
-_EXP = {
+_EXP: dict[types.Type, dict[str, Any]] = {
     types.float32: {
         "mantissa": 23,
         "bits": 32,
@@ -68,7 +70,7 @@ def _exp(typingctx, x):
 
 
 # exp(x) of a float32 or float64. Results below the smallest normal number are 0; exp(nan) is nan.
-exp = _exp if JIT else np.exp
+exp: Any = _exp if JIT else np.exp
 
 
 @intrinsic

@@ -5,6 +5,7 @@ intrinsic whole and the pointer is taken inside: numba frees an array after its 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -115,7 +116,7 @@ def _block_product(typingctx, a, b, c, add):
             builder.load(at(b_array.data, builder.add(b_at, index(v * vector.count))), align=itemsize)
             for v in range(BLOCK_VECTORS)
         ]
-        grown = []
+        grown: list[ir.Value] = []
         for i in range(BLOCK_ROWS):
             x = _spread(builder, builder.load(builder.gep(a_array.data, [builder.add(a_at, index(i))])), vector)
             grown += [_multiply_add(builder, x, line[v], sums[len(grown) + v]) for v in range(BLOCK_VECTORS)]
@@ -148,4 +149,4 @@ def _block_product_plain(a, b, c, add):
 
 # block_product(a (depth, BLOCK_ROWS), b (depth, columns), c (BLOCK_ROWS, columns), add): c = or += a^T b.
 # a and b are contiguous panels; the rows of c are contiguous, at any distance from each other.
-block_product = _block_product if JIT else _block_product_plain
+block_product: Any = _block_product if JIT else _block_product_plain
