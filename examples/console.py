@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 WIDTH = 78  # fits a terminal of 80 columns
 
 
+def terminal() -> Any:
+    """rich's Console if the output goes to a terminal and rich is installed, else None."""
+    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+        return None
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False)
+
+
 def heading(text: str) -> None:
-    """A line that opens a part of the story."""
+    """A line that opens a part of the story, bold on a terminal."""
     line = f"---- {text} {'-' * (WIDTH - len(text) - 6)}"
-    print(f"\033[1m{line}\033[0m\n" if sys.stdout.isatty() else f"{line}\n")
+    screen = terminal()
+    print(line) if screen is None else screen.print(line, style="bold")
+    print()
 
 
 def speaks_unicode() -> bool:
@@ -70,21 +81,23 @@ def grid(values: np.ndarray, smallest: float = 0.15) -> None:
 
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[..., None]]:
-    """Gives `report(step, line="")`: prints the line, below it a moving bar if this is a terminal and rich is there."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+    """Gives `report(step, line="")`, which prints the line; on a terminal a bar moves below the lines."""
+    screen = terminal()
+    if screen is None:
+        yield lambda step, line="": print(line, flush=True) if line else None
+    else:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        with Progress("  step", MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn(), transient=True) as bar:
+        columns = "  step", MofNCompleteColumn(), BarColumn(30), TimeRemainingColumn()
+        with Progress(*columns, console=screen, transient=True) as bar:
             task = bar.add_task("", total=steps)
 
             def report(step: int, line: str = "") -> None:
                 bar.update(task, completed=step)
                 if line:
-                    bar.console.print(line, highlight=False, markup=False)
+                    screen.print(line)
 
             yield report
-    else:
-        yield lambda step, line="": print(line, flush=True) if line else None
     print()
 
 

@@ -112,6 +112,24 @@ def test_a_measure_holds_at_its_bound_and_not_beyond():
     assert not console.Measure("m", float("nan"), ">=", 0.5).holds
 
 
+class Terminal(io.StringIO):
+    """An output that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_lines_stay_and_a_bar_moves_below():
+    pytest.importorskip("rich", reason="the progress bar is rich's; without it lessons print plain lines")
+    with contextlib.redirect_stdout(Terminal()) as out:
+        console.heading("a part")
+        with console.progress(10) as report:
+            for step in range(10):
+                report(step, f"loss [{step}]" if step % 5 == 0 else "")
+    assert "---- a part ---" in out.getvalue() and "/10" in out.getvalue()
+    assert out.getvalue().count("loss [0]") == out.getvalue().count("loss [5]") == 1
+
+
 def typos_between(a, b):
     """The edit distance where a letter wrong, missing, too many, or two neighbours swapped count 1."""
     d = {(i, -1): i + 1 for i in range(-1, len(a))} | {(-1, j): j + 1 for j in range(-1, len(b))}
