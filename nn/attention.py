@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from tinygrad_qkv import ops
-from tinygrad_qkv.nn import functional as F  # noqa: N812
+from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import init
 from tinygrad_qkv.nn.dot_product import AttentionRecord, all_finite
 from tinygrad_qkv.nn.layers import probability, sizes
@@ -141,7 +141,7 @@ class MultiHeadAttention(QKVProjection):
         self.W_O = Parameter(init.xavier_uniform((num_heads * self.d_v, d_model)))
         self.b_O = Parameter(init.zeros((d_model,))) if bias else None
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Any,
         key: Any = None,

@@ -129,7 +129,7 @@ def _biased(scores: Tensor, mask: Mask) -> Tensor:
     return scores if mask.bias is None else scores + mask.bias.astype(scores.dtype)
 
 
-def _softmax_of_seeing(scores: Tensor, seeing: np.ndarray) -> Tensor:
+def _softmax_of_seeing(scores: Tensor, seeing: Any) -> Tensor:
     """The softmax of the rows that see a key, and 0 for the others, whose scores are all -inf and have no softmax."""
     return ops.where(seeing, ops.where(seeing, scores, 0).softmax(-1), 0)
 

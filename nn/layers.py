@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.nn import functional as F  # noqa: N812
+from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import init
 from tinygrad_qkv.nn.module import Module, Parameter
 from tinygrad_qkv.tensor import Tensor

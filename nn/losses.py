@@ -53,8 +53,9 @@ def huber(prediction: Any, target: Any, *, delta: float = 1.0, reduction: str = 
         raise ValueError(f"huber's delta is positive, got {delta}")
     prediction, target = _same_shape("huber", prediction, target)
     error = ops.abs(prediction - target)
-    near = ops.minimum(error, delta)  # keeps the square of a large error from overflowing
-    return _reduce(ops.where(error <= delta, 0.5 * near * near, delta * (error - 0.5 * delta)), reduction)
+    small = error <= delta
+    near = ops.where(small, error, 0)  # keeps the square of a large error from overflowing
+    return _reduce(ops.where(small, 0.5 * near * near, delta * (error - 0.5 * delta)), reduction)
 
 
 def bce_with_logits(logits: Any, target: Any, *, pos_weight: Any = None, reduction: str = "mean") -> Tensor:
@@ -70,7 +71,7 @@ def bce_with_logits(logits: Any, target: Any, *, pos_weight: Any = None, reducti
         weight = ops.tensor(pos_weight)
         if np.broadcast_shapes(weight.shape, logits.shape) != logits.shape:
             raise ValueError(f"pos_weight of shape {weight.shape} does not broadcast to logits of shape {logits.shape}")
-        positive = weight * positive
+        positive = weight.astype(positive.dtype) * positive
     return _reduce(positive + (1 - target) * ops.softplus(logits), reduction)
 
 

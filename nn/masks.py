@@ -37,9 +37,9 @@ class MaskWords(TypedDict, total=False):
 
 
 class Mask(NamedTuple):
-    """Which scores count (`keep`, boolean, None for all) and what is added to them (`bias`, finite where kept)."""
+    """Which scores count (`keep`, a boolean array, None for all) and what is added to them."""
 
-    keep: np.ndarray | None
+    keep: Any
     bias: Tensor | None
 
 
@@ -78,7 +78,7 @@ def combine(
     return Mask(None if keep is None or keep.all() else keep, bias)
 
 
-def seen_keys(shape: tuple[int, ...], masks: MaskWords) -> np.ndarray | None:
+def seen_keys(shape: tuple[int, ...], masks: MaskWords) -> Any:
     """(B, S): which keys some query of some head may look at, for scores of `shape` (B, H, T, S); None for all."""
     keep = combine(shape, **masks).keep
     return None if keep is None else np.broadcast_to(keep, shape).any((-3, -2))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
+import struct
 import zipfile
+import zlib
 from typing import IO
 
 import numpy as np
@@ -39,8 +42,12 @@ def read(file: IO[bytes]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
                 if name == entry.filename or name in arrays:
                     raise ValueError(f"its entry {entry.filename!r} is no .npy file, or stands there twice")
                 arrays[name] = _array(name, archive.read(entry))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise ValueError(f"it is no npz archive, or damaged: {error}") from None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # the archive's directory points before the start of the file
+            raise ValueError("it is a damaged npz archive") from None
+        raise
     if ALIASES not in arrays:
         return arrays, {}
     return arrays, _aliases(arrays.pop(ALIASES), arrays)
@@ -63,7 +70,7 @@ def _array(name: str, data: bytes) -> np.ndarray:
             raise ValueError(f"shape {shape} and {dtype} do not fit its {len(data) - stream.tell()} bytes")
         stream.seek(0)
         array = npy.read_array(stream, allow_pickle=False)
-    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError) as error:
+    except Exception as error:  # NumPy's reader of headers raises many kinds, down to those of Python's tokenizer
         raise ValueError(f"its entry {name!r} is damaged: {error}") from None
     return array.astype(dtype.newbyteorder("="), copy=False)
 

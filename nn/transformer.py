@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from tinygrad_qkv import ops
-from tinygrad_qkv.nn import functional as F  # noqa: N812
+from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn.attention import MultiHeadAttention
 from tinygrad_qkv.nn.layers import FeedForward, LayerNorm, probability, sizes
 from tinygrad_qkv.nn.masks import MaskWords

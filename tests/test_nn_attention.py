@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv import Tensor, check_grad, grad, manual_seed, nn, ops
-from tinygrad_qkv.nn import functional as F  # noqa: N812
+from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
 
 B, H, T, S, D_K, D_V = 2, 3, 5, 7, 4, 6

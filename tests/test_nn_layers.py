@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv import Tensor, check_grad, grad, manual_seed, nn
-from tinygrad_qkv.nn import functional as F  # noqa: N812
+from tinygrad_qkv.nn import functional as F
 
 B, T, S, D, H = 2, 5, 7, 6, 3
 

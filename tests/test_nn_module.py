@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv import Tensor, nn, no_grad
-from tinygrad_qkv.nn import functional as F  # noqa: N812
+from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
 
