@@ -9,7 +9,7 @@ from numba.core import types
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.exp import exp
-from tinygrad_qkv.kernels.rows import row_max, row_sum, row_sum_exp
+from tinygrad_qkv.kernels.rows import row_max, row_sum_above, row_sum_exp
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 
@@ -19,12 +19,13 @@ def cross_entropy(
     """loss[n] = (1 - s) * (lse[n] - x[n, t]) + s * mean over c of (lse[n] - x[n, c]), lse = log(sum over c of exp(x)).
 
     x = logits (N, C), float32 or float64; t = targets[n] (N,), int64, each ignore_index or in [0, C), which the caller
-    has checked; s = label_smoothing. Gives losses (N,), 0 where ignored, and lse (N,). Without smoothing a logit of
-    -inf in another class leaves the loss finite.
+    has checked; s = label_smoothing. Gives losses (N,), 0 where ignored, and lse (N,) in float64. Without smoothing a
+    logit of -inf in another class leaves the loss finite. Logits that share a large offset cost no precision: the row's
+    maximum is taken off before anything is rounded, and float64 holds it and the logarithm of the sum in one number.
     """
     x = contiguous(logits, "cross_entropy")
     targets = _checked("cross_entropy", x, targets)
-    losses, logsumexp = np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
+    losses, logsumexp = np.empty(len(x), x.dtype), np.empty(len(x), np.float64)
     parallel = x.size >= PARALLEL_FROM["cross_entropy"]
     if len(x):
         _losses(x, targets, ignore_index, 1 - label_smoothing, label_smoothing, losses, logsumexp, parallel=parallel)
@@ -47,7 +48,9 @@ def cross_entropy_pullback(
     name = "cross_entropy_pullback"
     x, g, logsumexp = contiguous(logits, name), contiguous(g, name), contiguous(logsumexp, name)
     targets = _checked(name, x, targets)
-    one_dtype(name, x, g, logsumexp)
+    one_dtype(name, x, g)
+    if logsumexp.dtype != np.float64:
+        raise TypeError(f"{name}: logsumexp is float64, as cross_entropy gives it, got {logsumexp.dtype}")
     shapes_fit(name, g=(g, (len(x),)), logsumexp=(logsumexp, (len(x),)))
     dx = np.empty(x.shape, x.dtype)
     if x.size:
@@ -68,7 +71,7 @@ def _checked(name: str, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def _losses_types(scalar: types.Type) -> tuple[types.Type, ...]:
     rows, classes, column = array_in(scalar, 2), array_in(types.int64, 1), array_out(scalar, 1)
-    return rows, classes, types.int64, scalar, scalar, column, column
+    return rows, classes, types.int64, scalar, scalar, column, array_out(types.float64, 1)
 
 
 @kernel(arguments=_losses_types)
@@ -76,18 +79,18 @@ def _losses(x, targets, ignore_index, sure, smoothing, losses, logsumexp):
     """One pass for the row's maximum, one for its sum of exponentials, both while the row is in the cache."""
     for n in prange(x.shape[0]):
         top = row_max(x[n])
-        lse = top + x.dtype.type(math.log(row_sum_exp(x[n], top)))
-        logsumexp[n] = lse
+        above = x.dtype.type(math.log(row_sum_exp(x[n], top)))
+        logsumexp[n] = np.float64(top) + np.float64(above)
         losses[n] = 0
         if targets[n] != ignore_index:
-            losses[n] = sure * (lse - x[n, targets[n]])
+            losses[n] = sure * (above - (x[n, targets[n]] - top))
             if smoothing != 0:  # else 0 * inf, from a logit of -inf, would be NaN
-                losses[n] += smoothing * (lse - row_sum(x[n]) / x.dtype.type(x.shape[1]))
+                losses[n] += smoothing * (above - row_sum_above(x[n], top) / x.dtype.type(x.shape[1]))
 
 
 def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
     rows, classes, column = array_in(scalar, 2), array_in(types.int64, 1), array_in(scalar, 1)
-    return rows, classes, column, column, types.int64, scalar, scalar, array_out(scalar, 2)
+    return rows, classes, array_in(types.float64, 1), column, types.int64, scalar, scalar, array_out(scalar, 2)
 
 
 @kernel(arguments=_gradient_types)
@@ -97,11 +100,13 @@ def _logit_gradients(x, targets, logsumexp, g, ignore_index, sure, spread, dx):
         if targets[n] == ignore_index:
             dx[n] = 0
         else:
-            _share_gradients(x[n], logsumexp[n], spread, g[n], dx[n])
+            lse = x.dtype.type(logsumexp[n])
+            rest = x.dtype.type(logsumexp[n] - np.float64(lse))
+            _share_gradients(x[n], lse, rest, spread, g[n], dx[n])
             dx[n, targets[n]] -= g[n] * sure
 
 
-@kernel(plain=lambda x, lse, spread, g, dx: np.multiply(exp(x - lse) - spread, g, out=dx))
-def _share_gradients(x, lse, spread, g, dx):
+@kernel(plain=lambda x, lse, rest, spread, g, dx: np.multiply(exp((x - lse) - rest) - spread, g, out=dx))
+def _share_gradients(x, lse, rest, spread, g, dx):
     for c in range(x.shape[0]):
-        dx[c] = (exp(x[c] - lse) - spread) * g
+        dx[c] = (exp((x[c] - lse) - rest) - spread) * g

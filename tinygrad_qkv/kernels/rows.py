@@ -30,6 +30,21 @@ def row_sum(x):
     return total
 
 
+@kernel(plain=np.subtract)
+def _minus(a, b):
+    """a - b, a function of its own because it must not be reassociated: the sum below would take `shift` off last."""
+    return a - b
+
+
+@kernel(plain=lambda x, shift: (x - shift).sum(), fastmath=LANES)
+def row_sum_above(x, shift):
+    """sum(x - shift)."""
+    total = x.dtype.type(0)
+    for i in range(x.shape[0]):
+        total += _minus(x[i], shift)
+    return total
+
+
 @kernel(plain=lambda x, y: (x * y).sum(), fastmath=LANES)
 def row_dot(x, y):
     """sum(x * y)."""
