@@ -51,6 +51,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) ->
     Biased variance in two passes, eps inside the root.  Source: Ba, Kiros, Hinton 2016.
     """
     x, v = floating(x)
+    x = x if v is x._data else Tensor.wrap(v)  # integers: the rules read the floats
     weight, bias = tensor(weight), tensor(bias)
     if v.ndim == 0 or weight.shape != v.shape[-1:] or bias.shape != v.shape[-1:]:
         raise ValueError(

@@ -11,7 +11,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import record
-from tinygrad_qkv.ops.arithmetic import mul
+from tinygrad_qkv.ops.arithmetic import astype, mul
 from tinygrad_qkv.ops.indexing import getitem
 from tinygrad_qkv.ops.operands import Operand, pair, tensor
 from tinygrad_qkv.ops.reductions import sum
@@ -55,10 +55,15 @@ def _refuse_mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     a, b, x, y = pair(a, b)
-    if x.dtype != y.dtype:
-        x, y = x.astype(np.result_type(x, y), copy=False), y.astype(np.result_type(x, y), copy=False)
+    if a.dtype != b.dtype:  # the rules multiply what is saved here, and a kernel takes one dtype
+        a, b = (t if t.dtype == np.result_type(x, y) else astype(t, np.result_type(x, y)) for t in (a, b))
     return record(
-        _product(x, y), "matmul", (a, b), (a, b), (_matmul_left, _matmul_right), ("da = g @ b.T", "db = a.T @ g")
+        _product(a._data, b._data),
+        "matmul",
+        (a, b),
+        (a, b),
+        (_matmul_left, _matmul_right),
+        ("da = g @ b.T", "db = a.T @ g"),
     )
 
 
