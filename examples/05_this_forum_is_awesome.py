@@ -166,7 +166,7 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
     hand, nudged = by_the_formulas(**START), {name: by_nudging(name) for name in START}
     for name, formula in {"W_Q": "X.T @ dQ", "W_K": "X.T @ dK", "W_V": "X.T @ dV"}.items():
         d = f"d_{name}"
-        matrices(FEATURES, {f"dL/{d.replace('_', '', 1)}": n[d], formula: hand[d], "by moving it": nudged[name]})
+        matrices(FEATURES, {f"dL/d{name}": n[d], formula: hand[d], "by moving it": nudged[name]})
 
     heading("3. Who learns?")
     say("""Prediction: whatever lowers the loss fastest.  If W_V may learn, it changes what "forum" and "is" say, and

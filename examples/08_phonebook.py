@@ -29,7 +29,7 @@ WIDTH = data.NAME + data.PHONE  # 260 numbers for the name and 60 for the phone 
 # The book of the story: real names, of which training sees none.
 BOOK = ["jindrich", "jindra", "heinrich", "jindriska", "oldrich", "jaromir", "jiri", "vojtech"]
 BOOK += ["zuzana", "jaroslav", "jitka", "jan", "josef", "petr", "pavel", "zdenek"]
-CALLS = [  # what the caller types, whom he means, how many typos that is
+CALLS = [  # what a caller types, who is meant, how many typos that is
     ("jindrich", "jindrich", 0),
     ("jindrch", "jindrich", 1),
     ("yindrich", "jindrich", 1),
@@ -190,8 +190,8 @@ def main(
     sample = data.entries(data.random_names(rng, 2000, never=real), data.random_phones(rng, (2000,)))
 
     console.heading(f"The phone book: one attention head learns to search it (seed {seed})")
-    console.say("""A caller gives a name, with typos, and wants the number.  W_Q makes the query of what he says, W_K a
-        key and W_V a value of every entry.  The softmax of query times key says where to look, and the value what
+    console.say("""A caller gives a name, with typos, and wants the number.  W_Q makes a query of the call, W_K a key
+        and W_V a value of every entry.  The softmax of query times key says where to look, and the value what
         stands there.  The head starts with random matrices, and all it hears is the loss on its six digits.""")
     console.say("""Prediction: keys become names and values become numbers, though nobody says so.  And since callers
         mistype, a query will match names that are only similar.""")

@@ -151,8 +151,12 @@ def test_one_typo_is_one_typo():
     rng = np.random.default_rng(0)
     names = data.random_names(rng, 500, never=data.encode(["jindrich"]))
     short = names[names[:, -1] == 0]  # in a full name a letter too many drops the last one
-    for name, typed in zip(short, data.misspell(rng, short, 1), strict=True):
-        assert typos_between(data.decode(name), data.decode(typed)) == 1
+    kinds = {"wrong": 0, "missing": 0, "extra": 0, "swapped": 0}
+    for name, typed in zip(map(data.decode, short), map(data.decode, data.misspell(rng, short, 1)), strict=True):
+        assert typos_between(name, typed) == 1
+        same_length = "swapped" if sorted(name) == sorted(typed) else "wrong"
+        kinds[{-1: "missing", 0: same_length, 1: "extra"}[len(typed) - len(name)]] += 1
+    assert min(kinds.values()) > 0.15 * len(short)
     assert np.array_equal(data.misspell(rng, names, 0), names)
     some = data.misspell(rng, names, np.arange(500) % 2)
     assert np.array_equal((some != names).any(axis=1), np.arange(500) % 2 == 1)
