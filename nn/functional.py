@@ -69,3 +69,16 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: np.random.
     if not 0 <= p <= 1:
         raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
     return ops.dropout(x, p, generator) if training else ops.tensor(x)
+
+
+def __getattr__(name: str) -> Any:
+    """Names that PyTorch uses and that are shorter here."""
+    here = {
+        "mse_loss": "mse",
+        "l1_loss": "l1",
+        "huber_loss": "huber",
+        "nll_loss": "nll",
+        "binary_cross_entropy_with_logits": "bce_with_logits",
+    }
+    hint = f"; it is called {here[name]} here" if name in here else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -115,17 +115,22 @@ class Module:
             first.setdefault(id(parameter), name)
         return {name: first[id(p)] for name, p in self._named_places() if first[id(p)] != name}
 
-    def _named_places(self) -> Iterator[tuple[str, Parameter]]:
+    def _named_places(self) -> list[tuple[str, Parameter]]:
         """Every place of a parameter with its path; a tied one comes several times, a module in two places too."""
-        stack: list[tuple[str, Parameter | Module, tuple[int, ...]]] = [("", self, ())]
-        while stack:
-            path, member, above = stack.pop()
-            if isinstance(member, Parameter):
-                yield path, member
-            elif id(member) not in above:  # a child that refers to its parent must not go round for ever
-                way = (*above, id(member))
-                below = [(_join(path, name), m, way) for name, m in member.named_members()]
-                stack.extend(reversed(below))
+        places: list[tuple[str, Parameter]] = []
+        above: set[int] = set()  # a child that refers to its parent must not go round for ever
+
+        def walk(module: Module, prefix: str) -> None:
+            above.add(id(module))
+            for name, member in module.named_members():
+                if isinstance(member, Parameter):
+                    places.append((prefix + name, member))
+                elif id(member) not in above:
+                    walk(member, f"{prefix}{name}.")
+            above.discard(id(module))
+
+        walk(self, "")
+        return places
 
     # ---- modes
 
@@ -230,6 +235,11 @@ def _path_below(caller: Module, module: Module, path: str) -> str:
     """The path of `module`, found breadth first below the module that calls it; its class where it hangs nowhere."""
     if module is caller:
         return path
+    for name, value in vars(caller).items():  # nearly always a plain attribute
+        if value is module:
+            return _join(path, name)
+        if isinstance(value, (list, tuple, dict)):
+            break
     seen = {id(caller)}
     level = [(path, caller)]
     while level:

@@ -71,6 +71,8 @@ class Optimizer:
 
         Another number of groups or parameters, other shapes or settings raise ValueError, and nothing changes.
         """
+        if not isinstance(state_dict, dict) or state_dict.keys() != {"param_groups", "state"}:
+            raise ValueError("an optimiser's state is the dict of param_groups and state that its state_dict() gave")
         groups, states = state_dict["param_groups"], state_dict["state"]
         theirs = [[tuple(shape) for shape in group["shapes"]] for group in groups]
         ours = [[p.shape for p in group["params"]] for group in self.param_groups]

@@ -142,3 +142,10 @@ def test_a_probability_of_zero_contributes_nothing_to_kl_div():
     np.testing.assert_array_equal(same, [0, 0, 0])
     with pytest.raises(ValueError, match="negative"):
         F.kl_div([0.0], [-0.5])
+
+
+def test_names_of_pytorch_are_explained():
+    with pytest.raises(AttributeError, match="mse_loss.*it is called mse here"):
+        _ = F.mse_loss
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
+        _ = F.nothing

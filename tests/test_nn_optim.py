@@ -177,6 +177,8 @@ def test_a_state_of_another_optimiser_is_refused_and_nothing_changes():
     for text, other in others.items():
         with pytest.raises(ValueError, match=text):
             opt.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="param_groups and state"):
+        opt.load_state_dict({"x": Tensor([1.0])})
     after = opt.state_dict()
     assert after["param_groups"] == before["param_groups"] and after["state"][0]["step"] == 5
     np.testing.assert_array_equal(after["state"][0]["m"], before["state"][0]["m"])
