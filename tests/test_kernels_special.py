@@ -38,11 +38,12 @@ def test_exp_within_one_unit_in_the_last_place(dtype):
     exact = np.exp(x.astype(np.longdouble))
     units = 4 if numba.config.DISABLE_JIT else 1  # what stands in then is NumPy's exp
     assert (abs(out - exact) <= units * np.finfo(dtype).eps * exact).all()
-    edges = np.array([-np.inf, -1e30, 0.0, -0.0, 1e30, np.inf, np.nan, -np.nan], dtype)
+    edges = np.array([-np.inf, -1e30, 0.0, -0.0, 1e30, np.inf, np.nan, -np.nan, 0.0], dtype)
+    edges[-1:].view(f"i{edges.itemsize}")[:] = np.iinfo(f"i{edges.itemsize}").max  # a NaN with every bit set
     out = np.empty_like(edges)
     with np.errstate(all="ignore"):
         row_exp_into(edges, dtype(0), out)
-    np.testing.assert_array_equal(out, [0, 0, 1, 1, np.inf, np.inf, np.nan, np.nan])
+    np.testing.assert_array_equal(out, [0, 0, 1, 1, np.inf, np.inf, np.nan, np.nan, np.nan])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
