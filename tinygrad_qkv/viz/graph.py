@@ -30,6 +30,8 @@ ROLES = {
 }
 NO_GRADIENT_EDGE = 'style="dashed" color="#8C959F"'
 GRAPH = {"fontname": FONT, "nodesep": "0.25", "ranksep": "0.3", "pad": "0.2", "bgcolor": "white", "labelloc": "b"}
+LARGE = 100  # nodes; beyond, the layout stops early, or the long arrows of a weight that is used often take minutes
+EARLY = {"nslimit": "1", "nslimit1": "1", "mclimit": "0.3"}
 NODE = {"fontname": FONT, "shape": "box", "margin": "0.13,0.04", "height": "0.3", "fontcolor": INK}
 EDGE = {"fontname": FONT, "color": INK, "arrowsize": "0.6", "fontsize": "8", "fontcolor": FAINT}
 
@@ -74,7 +76,7 @@ def draw_graph(
         lines = _title_lines(node, titles[node], roles[node])
         lines += (_value_lines(node) if values else []) + (_gradient_lines(node) if grads else [])
         text[node] = f"n{i} [{label_attributes(lines)} {_look(roles[node], _family(titles[node]))}]"
-    graph = {**GRAPH, "rankdir": direction}
+    graph = {**GRAPH, **(EARLY if len(nodes) > LARGE else {}), "rankdir": direction}
     if legend:
         graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, names or {}), FAINT)
     drawing = Drawing("computation_graph", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
@@ -133,7 +135,7 @@ def _title_lines(node: Node, title: str | None, role: str) -> list[Line]:
 
 def _op(node: Node) -> str:
     """The op with its scalar operands: `mul 0.5`, and `1 sub` where the scalar stands on the left."""
-    scalars = [number(p) for p in node.parents if not isinstance(p, Node)]
+    scalars = [number(p, 6) for p in node.parents if not isinstance(p, Node)]
     if scalars and not isinstance(node.parents[0], Node) and node.op not in COMMUTATIVE:
         return " ".join([scalars[0], node.op, *scalars[1:]])
     return " ".join([node.op, *scalars])
@@ -171,7 +173,8 @@ def _edges(nodes: Sequence[Node], formulas: bool) -> list[str]:
                 label = _edge_label(node, k, tensors, formulas and parent.requires_grad)
                 look = [] if parent.requires_grad else [NO_GRADIENT_EDGE]
                 look += [f"label={quoted(label)}"] if label else []
-                lines.append(f"\tn{index[parent]} -> n{index[node]} [{' '.join(look)}]\n")
+                attributes = f" [{' '.join(look)}]" if look else ""
+                lines.append(f"\tn{index[parent]} -> n{index[node]}{attributes}\n")
     return lines
 
 

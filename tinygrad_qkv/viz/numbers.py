@@ -15,24 +15,33 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def value_words(array: np.ndarray) -> list[str]:
-    """The elements, one line a row, if there are at most 6 of them; else mean ± standard deviation [min, max]."""
+    """The elements, one line a row, if there are at most 6 of them; else mean ± standard deviation [min, max].
+
+    NaN and infinite elements of a larger array are counted, and the figures are of the others.
+    """
     if array.size == 0:
         return ["empty"]
     if array.size <= FULL:
-        if array.ndim == 0:
-            return [number(array[()])]
-        return ["[" + ", ".join(map(number, row)) + "]" for row in array.reshape(-1, array.shape[-1])]
-    if array.dtype.kind not in "fiu":
-        return [f"{np.count_nonzero(array)} of {array.size} true"]
+        rows = array.reshape(-1, array.shape[-1]) if array.ndim else []
+        return ["[" + ", ".join(map(number, row)) + "]" for row in rows] or [number(array[()])]
+    finite = array[np.isfinite(array)]
+    counts = [(np.isnan(array), "nan!"), (array == np.inf, "inf"), (array == -np.inf, "-inf")]
+    lines = [f"{word} ({np.count_nonzero(found)} of {array.size})" for found, word in counts if found.any()]
+    return ([_figures(finite)] if finite.size else []) + lines
+
+
+def _figures(array: np.ndarray) -> str:
+    low, high = number(array.min(), 3), number(array.max(), 3)
+    if array.min() == array.max():
+        return f"all {low}"
     exact = array.astype(np.float64)
-    with np.errstate(all="ignore"):
-        mean, deviation, low, high = (number(v, 3) for v in (exact.mean(), exact.std(), exact.min(), exact.max()))
-    return [f"{mean} ± {deviation} [{low}, {high}]"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return f"{number(exact.mean(), 3)} ± {number(exact.std(), 3)} [{low}, {high}]"
 
 
 def gradient_words(array: np.ndarray) -> list[str]:
-    """`value_words` of a gradient, but a NaN in it and one that is zero throughout are said in words."""
+    """`value_words` of a gradient, but one that is zero throughout, and NaN in it, are said in words."""
     nans = int(np.count_nonzero(np.isnan(array)))
     if nans:
         return [f"nan! ({nans} of {array.size})" if array.size > 1 else "nan!"]
-    return value_words(array) if np.any(array) else ["0 (exactly)"]
+    return value_words(array) if np.any(array) or not array.size else ["0 (exactly)"]
