@@ -45,7 +45,7 @@ def _contents(nodes: Sequence[Node]) -> dict[Frame | None, list[Node | Frame]]:
     for node in nodes:
         item: Node | Frame = node
         frame = homes.get(node, node.frame)
-        while frame not in inside:
+        while frame is not None and frame not in inside:
             inside[frame] = [item]
             item, frame = frame, frame.parent
         inside[frame].append(item)
@@ -68,4 +68,4 @@ def _homes(nodes: Sequence[Node]) -> dict[Node, Frame]:
 
 def _owns(frame: Frame, leaf: Node) -> bool:
     """Whether a leaf is a parameter of the called module; the whole model has the empty path."""
-    return leaf.name.startswith(frame.path + ".") if frame.path else leaf.requires_grad
+    return (leaf.name or "").startswith(frame.path + ".") if frame.path else leaf.requires_grad

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tinygrad_qkv.autograd import Node, ancestry
+from tinygrad_qkv.autograd import Node, ancestry, leaf_node
 from tinygrad_qkv.tensor import Tensor
 from tinygrad_qkv.viz.boxes import boxed
 from tinygrad_qkv.viz.labels import FONT, Line, Style, label_attributes, quoted
@@ -67,9 +67,8 @@ def draw_graph(
     if direction not in ("TB", "LR", "BT", "RL"):
         raise ValueError(f"direction is 'TB' (top to bottom), 'LR', 'BT' or 'RL', got {direction!r}")
     roots = _roots(tensor)
-    nodes = ancestry(roots)[::-1]
-    titles = {t._node: label for label, t in reversed((names or {}).items()) if t._node is not None}
-    titles = {node: titles.get(node, node.name) for node in nodes}
+    nodes = _in_order(roots)
+    titles, absent = _titles(nodes, names or {})
     roles = {node: _role(node, roots) for node in nodes}
     text = {}
     for i, node in enumerate(nodes):
@@ -78,7 +77,7 @@ def draw_graph(
         text[node] = f"n{i} [{label_attributes(lines)} {_look(roles[node], _family(titles[node]))}]"
     graph = {**GRAPH, **(EARLY if len(nodes) > LARGE else {}), "rankdir": direction}
     if legend:
-        graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, names or {}), FAINT)
+        graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, absent), FAINT)
     drawing = Drawing("computation_graph", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
     drawing.body += boxed(nodes, text) + _edges(nodes, formulas)
     return drawing
@@ -97,7 +96,34 @@ def _roots(tensor: Tensor | Sequence[Tensor]) -> set[Node]:
                 f"this tensor of shape {t.shape} has no graph: nothing that it was made from requires grad "
                 "(set requires_grad=True on a leaf), or it was made under no_grad() or detached"
             )
-    return {t._node for t in tensors}
+    return {leaf_node(t) for t in tensors}
+
+
+def _in_order(roots: set[Node]) -> list[Node]:
+    """All nodes: ops as they were made, every leaf before the op that uses it first.
+
+    Not leaves as they were made: a constant enters the tape with its first use, and a second pass would differ.
+    """
+    order: dict[Node, None] = {}
+    for node in reversed(ancestry(roots)):
+        if not node.is_leaf or node in roots:
+            order.update((p, None) for p in node.parents if isinstance(p, Node) and p.is_leaf)
+            order[node] = None
+    return list(order)
+
+
+def _titles(nodes: Sequence[Node], names: Mapping[str, Tensor]) -> tuple[dict[Node, str | None], int]:
+    """The name of each node, those of the call first, and how many of them no node has."""
+    titles = {node: node.name for node in nodes}
+    absent = 0
+    for label, t in names.items():
+        if not isinstance(label, str) or not isinstance(t, Tensor):
+            raise TypeError(f"names is {{'label': tensor}}, got {type(label).__name__}: {type(t).__name__}")
+        if t._node in titles:
+            titles[t._node] = label
+        else:
+            absent += 1
+    return titles, absent
 
 
 def _role(node: Node, roots: set[Node]) -> str:
@@ -196,7 +222,7 @@ def _entries(roles: Mapping[Node, str], titles: Mapping[Node, str | None]) -> li
     return entries
 
 
-def _notes(nodes: Sequence[Node], values: bool, grads: bool, names: Mapping[str, Tensor]) -> list[str]:
+def _notes(nodes: Sequence[Node], values: bool, grads: bool, absent: int) -> list[str]:
     """What the drawing was asked for and does not have."""
     notes = []
     if any(not node.requires_grad for node in nodes):
@@ -209,8 +235,6 @@ def _notes(nodes: Sequence[Node], values: bool, grads: bool, names: Mapping[str,
             )
     if grads and all(node.grad is None for node in nodes):
         notes.append("no gradient yet: backward() has not run")
-    known = set(nodes)
-    absent = sum(t._node not in known for t in names.values())
     if absent:
         notes.append(f"{absent} of the names belong to tensors that are not in this graph")
     return notes

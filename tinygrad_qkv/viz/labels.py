@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-FONT = "Helvetica"  # its widths are built into graphviz-pure, which measures text without the fonts of the machine
+FONT = "Arial"  # graphviz-pure knows its widths; viewers without it have a font of the same widths
 PLAIN_ONLY = re.compile(r"[\\\n\t]|^\s|\s$")
 HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 # XML can hold no control character but tab and line break: those have a visible picture of their own in Unicode.
@@ -68,7 +68,7 @@ def _row(text: str, style: Style) -> str:
     return f"<TR><TD{wide}>{f'<B>{inner}</B>' if style.bold else inner}</TD></TR>"
 
 
-def width(text: str, size: int) -> float:
+def width(text: str, size: float) -> float:
     """About how wide `text` is in points: a CJK letter or an emoji is as wide as it is high, others about half."""
     return size * sum(map(ems, text))
 

@@ -21,9 +21,10 @@ def value_words(array: np.ndarray) -> list[str]:
     """
     if array.size == 0:
         return ["empty"]
+    if array.ndim == 0:
+        return [number(array[()])]
     if array.size <= FULL:
-        rows = array.reshape(-1, array.shape[-1]) if array.ndim else []
-        return ["[" + ", ".join(map(number, row)) + "]" for row in rows] or [number(array[()])]
+        return ["[" + ", ".join(map(number, row)) + "]" for row in array.reshape(-1, array.shape[-1])]
     finite = array[np.isfinite(array)]
     counts = [(np.isnan(array), "nan!"), (array == np.inf, "inf"), (array == -np.inf, "-inf")]
     lines = [f"{word} ({np.count_nonzero(found)} of {array.size})" for found, word in counts if found.any()]
