@@ -6,8 +6,8 @@ import pytest
 from scipy import special
 
 from tinygrad_qkv.kernels import erf
-from tinygrad_qkv.kernels.exp import exp, of_rank, rank
 from tinygrad_qkv.kernels.rows import row_dot, row_exp_into, row_max, row_sum, row_sum_exp
+from tinygrad_qkv.kernels.scalars import exp, of_rank, rank
 
 DTYPES = [np.float32, np.float64]
 RNG = np.random.default_rng(5)

@@ -8,8 +8,8 @@ from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
-from tinygrad_qkv.kernels.exp import exp
 from tinygrad_qkv.kernels.rows import row_max, row_sum_above, row_sum_exp
+from tinygrad_qkv.kernels.scalars import exp
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 

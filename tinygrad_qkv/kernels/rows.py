@@ -7,7 +7,7 @@ Sums may be reassociated, so that they run in vector lanes; their order then dep
 import numpy as np
 
 from tinygrad_qkv.kernels.compile import kernel
-from tinygrad_qkv.kernels.exp import exp, of_rank, rank
+from tinygrad_qkv.kernels.scalars import exp, of_rank, rank
 
 LANES = frozenset({"reassoc", "contract"})  # a sum in lanes; NaN and inf keep their meaning
 

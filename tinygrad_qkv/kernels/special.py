@@ -8,6 +8,7 @@ from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.scalars import erf as scalar_erf
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 STRETCH = 1024  # elements of one task
@@ -41,4 +42,4 @@ def _erf_plain(x, y):
 @kernel(plain=_erf_plain)
 def _erf_into(x, y):
     for i in range(x.shape[0]):
-        y[i] = math.erf(x[i])
+        y[i] = scalar_erf(x[i])
