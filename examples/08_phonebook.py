@@ -46,7 +46,7 @@ TRY_THIS = """Try this:
   --seed 1                 other names and another beginning: the same end?
   --with-output-matrix     a W_O after the values, as in the Transformer
   --steps 100              too few: which promise breaks first?
-  In the code: give Adam all parameters but W_V.  Who can still learn, and why?
+  In the code: leave W_V out of Adam's groups.  Who can still learn, and why?
 """
 
 
@@ -84,10 +84,12 @@ def train(head: SearchHead, rng: np.random.Generator, steps: int) -> np.ndarray:
     names = names.reshape(steps, BOOKS, SIZE, data.PLACES)
     typed = data.misspell(rng, names, rng.integers(3, size=names.shape[:-1]))  # no typo, one or two
     phones = data.random_phones(rng, names.shape[:-1])
-    # AdamW without decay is Adam.  With W_O the two share the work and grow less, so that the random start, names in
-    # the values, would stand out more: decay lets fade what the loss never asks for.
-    decay = 0.0 if head.W_O is None else 0.2
-    adam = optim.AdamW(head.parameters(), betas=(0.9, 0.98), weight_decay=decay)
+    # Adam; decay lets the names fade from the values, where chance put them and no loss asks for them.
+    addresses, contents = [head.attn.W_Q, head.attn.W_K], [head.attn.W_V]
+    if head.W_O is not None:
+        contents.append(head.W_O)
+    groups = [{"params": addresses, "weight_decay": 0.0}, {"params": contents, "weight_decay": 0.4}]
+    adam = optim.AdamW(groups, betas=(0.9, 0.98))
     with console.progress(steps) as report:
         for step in range(steps):
             # Caller i wants entry i.  That betrays nothing: attention cannot see in which place an entry stands.
@@ -95,7 +97,8 @@ def train(head: SearchHead, rng: np.random.Generator, steps: int) -> np.ndarray:
             loss = F.cross_entropy(logits, phones[step])
             adam.zero_grad()
             loss.backward()
-            adam.param_groups[0]["lr"] = learning_rate(step, steps)
+            for group in adam.param_groups:
+                group["lr"] = learning_rate(step, steps)
             adam.step()
             shown = step % max(1, steps // 10) == 0 or step == steps - 1
             report(step, training_line(head, step, loss.item(), weights.numpy()) if shown else "")
