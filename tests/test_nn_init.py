@@ -57,6 +57,11 @@ def test_orthogonal_rows_or_columns():
         np.testing.assert_allclose(gram, 4 * np.eye(min(shape)), atol=1e-12)
 
 
+def test_orthogonal_draws_reflections_and_rotations():
+    signs = {round(np.linalg.det(init.orthogonal((3, 3), generator=np.random.default_rng(n)).data)) for n in range(9)}
+    assert signs == {-1, 1}
+
+
 def test_a_parameter_starts_anew():
     layer = nn.Linear(3, 5)
     weight = layer.weight

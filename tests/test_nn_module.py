@@ -118,12 +118,20 @@ def test_state_is_a_copy_and_loading_copies():
     a, b = Pair(), Pair()
     state = a.state_dict()
     assert list(state) == NAMES and not any(t.requires_grad for t in state.values())
-    before = state["scale"].item()
+    a.rows[0].weight.data[:] = 0
+    assert (state["rows.0.weight"].data != 0).all()
     a.scale.data = np.float32(5.0)
-    assert state["scale"].item() == before
     b.load_state_dict(a.state_dict())
     a.first.weight.data[:] = 0
     assert b.scale.item() == 5 and (b.first.weight.data != 0).all()
+
+
+def test_a_state_may_be_made_of_the_parameters_themselves():
+    a, b = nn.Parameter([1.0]), nn.Parameter([2.0])
+    model = nn.Module()
+    model.a, model.b = a, b
+    model.load_state_dict({"a": b.detach(), "b": a.detach()})
+    assert a.item() == 2 and b.item() == 1
 
 
 def test_an_optimiser_goes_on_with_loaded_values():

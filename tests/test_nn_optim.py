@@ -75,6 +75,17 @@ def test_float32_stays_float32_and_the_array_stays_the_same(kind):
     assert all(v.dtype == np.float32 for v in opt._state[0].values() if isinstance(v, np.ndarray))
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "momentum alone"])
+def test_a_gradient_is_left_as_it_is(kind):
+    p = leaf([1.0, 2.0])
+    p.grad = g = Tensor(np.array([0.5, -3.0]))
+    opt = KINDS[kind]([p]) if kind in KINDS else optim.SGD([p], lr=0.1, momentum=0.9)
+    for _ in range(3):
+        opt.step()
+    assert p.grad is g
+    np.testing.assert_array_equal(g, [0.5, -3.0])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_without_a_gradient_does_not_move_and_keeps_its_own_count(kind):
     p, q = leaf(1.0), leaf(3.0)
