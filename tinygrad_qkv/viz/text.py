@@ -31,34 +31,38 @@ def attention_text(
     are the labels of the rows and the columns.  `attend` is True where a query may look: other cells show a dot.
     `ascii` uses ASCII letters alone.  Lines are `width` letters long at most; columns that do not fit are counted.
     """
-    ramp = ASCII if ascii else BLOCKS
-    parts = [] if title is None else [title]
+    ramp, letters = (ASCII, _ascii) if ascii else (BLOCKS, str)
+    parts = [] if title is None else [letters(title)]
     shown = panels(weights, attend)
     for panel in shown:
         rows = token_labels(queries, panel.weights.shape[0], "queries")
         columns = token_labels(keys, panel.weights.shape[1], "keys")
-        parts.append("\n".join(_table(panel, rows, columns, ramp, width)))
-    text = "\n\n".join([*parts, _scale(ramp, shown)])
-    return text.encode("ascii", "backslashreplace").decode() if ascii else text
+        lines = [letters(panel.title)] if panel.title else []
+        lines += _table(panel, list(map(letters, rows)), list(map(letters, columns)), ramp, width)
+        parts.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join([*parts, _scale(ramp, shown)])
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def _table(panel: Panel, rows: list[str], columns: list[str], ramp: str, width: int) -> list[str]:
-    """The lines of one panel: its title, the labels of the keys, and a line a query."""
+    """The lines of one panel: the labels of the keys, and a line a query."""
     numbers = max(panel.weights.shape) <= NUMBERS
     margin = min(LABEL, max(columns_of(label) for label in [*rows, "query"]))
     narrowest, widest = (7, LABEL) if numbers else (3, 8)
     wanted = 1 + max(columns_of(label) for label in columns)
     cell = max(narrowest, min(widest, wanted, (width - margin) // len(columns)))
     shown = max(1, min(len(columns), (width - margin) // cell))
-    lines = [panel.title] if panel.title else []
     heads = [_fitted(label, cell - 1, ramp, right=True) for label in columns[:shown]]
-    lines.append(_fitted("query", margin, ramp) + "".join(heads))
+    lines = [_fitted("query", margin, ramp) + "".join(heads)]
     for label, w, attend in zip(rows, panel.weights, panel.attend, strict=True):
         cells = [_cell(*pair, ramp, numbers).rjust(cell) for pair in zip(w[:shown], attend[:shown], strict=True)]
         lines.append(_fitted(label, margin, ramp) + "".join(cells))
     if shown < len(columns):
         lines.append(f"({len(columns) - shown} more keys do not fit into {width} letters)")
-    return [line.rstrip() for line in lines]
+    return lines
 
 
 def _cell(weight: float, attend: bool, ramp: str, numbers: bool) -> str:
