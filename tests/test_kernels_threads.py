@@ -113,7 +113,7 @@ fork()
 def test_a_child_forked_before_any_kernel_ran():
     code = "import os; from tinygrad_qkv import kernels; child = os.fork()\n" + WORK
     code += "work(3)\nif not child: os._exit(0)\nprint('status', os.waitpid(child, 0)[1])\n"
-    assert run(code)[1:] == ["status", "0"]
+    assert run(code)[-2:] == ["status", "0"]  # both print the layer before, perhaps into each other's words
 
 
 def test_tbb_is_chosen_where_its_wheel_is_installed():
