@@ -22,7 +22,8 @@ def save(obj: Module | Mapping[str, Any], path: str | os.PathLike) -> None:
     """Write a state dict (name -> Tensor or array), or a module's, to `path`, bit for bit.
 
     Entries that are one and the same Tensor (tied weights) are stored once, with the further names as aliases.
-    The file under `path` is replaced in one step when all is written: killed before, the former file stays whole.
+    The file under `path` is replaced in one step when all is written: killed before, the former file stays whole,
+    and all that may be left is a hidden `.tmp` file beside it.
     """
     arrays, aliases = _collect(obj)
     write = npz.write if _is_npz(path) else safetensors.write

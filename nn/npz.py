@@ -27,8 +27,7 @@ def write(file: IO[bytes], arrays: dict[str, np.ndarray], aliases: dict[str, str
         entries[ALIASES] = np.frombuffer(json.dumps(aliases).encode(), np.uint8)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in entries.items():
-            # A fixed date: the same arrays give the same bytes.
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 npy.write_array(entry, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
 
 

@@ -274,5 +274,6 @@ def _check_parameter(p: Any, kind: str) -> None:
         hint = "; pass parameters(), not named_parameters()" if isinstance(p, tuple) else ""
         raise TypeError(f"{kind} moves Tensors, got {type(p).__name__}{hint}")
     if not p.is_leaf or not p.requires_grad:
-        what = "was made by an op" if not p.is_leaf else "does not require grad"
+        frozen = "does not require grad; leave it out: [p for p in model.parameters() if p.requires_grad]"
+        what = frozen if p.is_leaf else "was made by an op"
         raise ValueError(f"{kind} moves leaves that require grad; a tensor of shape {p.shape} {what}")
