@@ -33,6 +33,10 @@ def leaves(row: Row, dtype: str) -> list:
     return [Tensor(x, dtype, requires_grad=row.gradient) if is_leaf(x) else x for x in row.inputs]
 
 
+def floats_of(inputs: list) -> list[Tensor]:
+    return [x for x in inputs if isinstance(x, Tensor)]
+
+
 def outputs(row: Row, inputs: list) -> list[Tensor]:
     return listed(row.call(*inputs))
 
@@ -85,6 +89,19 @@ def test_gradient_by_differences(row):
 
 
 @every(DIFFERENTIABLE)
+def test_the_recorded_gradient_is_the_ordinary_one(row):
+    """A rule that calls a kernel has a second form for Tensors, which must say the same."""
+    found = []
+    for create_graph in (False, True):
+        xs = leaves(row, "float64")
+        ys = outputs(row, xs)
+        gs = grad(ys, floats_of(xs), [incoming(y._node) for y in ys], create_graph=create_graph)
+        found.append([np.asarray(g) for g in gs])
+    for ordinary, recorded in zip(*found, strict=True):
+        np.testing.assert_allclose(recorded, ordinary, rtol=1e-12, atol=1e-12)
+
+
+@every(DIFFERENTIABLE)
 def test_second_order_by_differences(row):
     """The gradient is a function of the inputs and of the incoming gradients; its own gradient is checked."""
     constants = {i: x for i, x in enumerate(row.inputs) if not is_leaf(x)}
@@ -123,8 +140,7 @@ def test_float32_agrees_with_float64(row):
     for dtype in ("float32", "float64"):
         xs = leaves(row, dtype)
         ys = outputs(row, xs)
-        floats = [x for x in xs if isinstance(x, Tensor)]
-        gs = grad(ys, floats, [np.cos(np.arange(y.size)).reshape(y.shape) for y in ys])
+        gs = grad(ys, floats_of(xs), [np.cos(np.arange(y.size)).reshape(y.shape) for y in ys])
         assert all(g.dtype == dtype for g in gs)
         found[dtype] = [np.asarray(t) for t in (*ys, *gs)]
     for single, double in zip(found["float32"], found["float64"], strict=True):
