@@ -160,12 +160,12 @@ class MultiHeadAttention(QKVProjection):
         unknown = {word: mask for word, mask in masks.items() if word not in MaskWords.__annotations__}
         refuse_unknown(unknown, "path", "need")
         query, key, value = self.inputs(query, key, value)
-        lone = query.ndim == 2  # no batch axis: make one, so that heads are axis -3 of four
-        if lone:
-            query, key, value = (ops.unsqueeze(x, 0) for x in (query, key, value))
         if masks:
             key, value = self._without_nan_behind(masks, query, key, value)
         q, k, v = self.project(query, key, value)
+        lone = query.ndim == 2  # no batch axis: make one, so that heads are axis -3 of four
+        if lone:
+            q, k, v = ops.unsqueeze(q, 0), ops.unsqueeze(k, 0), ops.unsqueeze(v, 0)
         wanted = tuple(need) if not isinstance(need, str) else need
         result = F.scaled_dot_product_attention(
             _split_heads(q, self.num_heads),  # (B, H, T, d_k)
@@ -193,11 +193,12 @@ class MultiHeadAttention(QKVProjection):
         """
         if all_finite(key) and all_finite(value):
             return key, value
-        lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        seen = seen_keys((*lead, self.num_heads, query.shape[-2], key.shape[-2]), masks)
+        lead, S = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]), key.shape[-2]
+        seen = seen_keys((*(lead or (1,)), self.num_heads, query.shape[-2], S), masks)
         if seen is None:
             return key, value
-        return ops.where(seen[..., None], key, 0), ops.where(seen[..., None], value, 0)
+        seen = seen.reshape(*lead, S, 1)
+        return ops.where(seen, key, 0), ops.where(seen, value, 0)
 
     def describe(self) -> str:
         return super().describe() + (f", dropout={self.dropout}" if self.dropout else "")

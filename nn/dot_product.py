@@ -153,7 +153,8 @@ def _share_heads(q: Tensor, x: Tensor, name: str) -> Tensor:
     heads, shared = q.shape[-3], x.shape[-3]
     if shared == 0 or heads % shared:
         raise ValueError(
-            f"q has {heads} heads (axis -3 of {q.shape}) and {name} has {shared} ({x.shape}): not shared out"
+            f"q has {heads} heads (axis -3 of {q.shape}) and {name} has {shared} ({x.shape}); the second must divide "
+            "the first, so that neighbours share"
         )
     *lead, S, d = x.shape
     copies = ops.unsqueeze(x, -3).broadcast_to((*lead, heads // shared, S, d))
@@ -170,10 +171,9 @@ def _scores_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"keys and values differ in number S, {k.shape[-2]} and {v.shape[-2]}: {shapes}")
     try:
-        lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     except ValueError:
         raise ValueError(f"the leading axes (batch, heads) do not broadcast: {shapes}") from None
-    del lead
     return (*np.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
 
 

@@ -5,7 +5,6 @@ B is the batch, H the heads, T the query positions, S the key positions; scores 
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -79,7 +78,7 @@ def combine(
 
 
 def seen_keys(shape: tuple[int, ...], masks: MaskWords) -> Any:
-    """(B, S): which keys some query of some head may look at, for scores of `shape` (B, H, T, S); None for all."""
+    """(..., S): the keys that a query of any head may look at, for scores (..., H, T, S); None if nothing is masked."""
     keep = combine(shape, **masks).keep
     return None if keep is None else np.broadcast_to(keep, shape).any((-3, -2))
 
@@ -175,7 +174,7 @@ def _causal(q_positions: Any, k_positions: Any, shape: tuple[int, ...]) -> np.nd
         queries = last + np.arange(1 - T, 1)
     else:
         queries = _positions(q_positions, "q_positions", "T", T, shape)
-    return operator.ge(queries[..., :, None], keys[..., None, :])
+    return queries[..., :, None] >= keys[..., None, :]
 
 
 def _positions(values: Any, word: str, axis: str, n: int, shape: tuple[int, ...]) -> np.ndarray:

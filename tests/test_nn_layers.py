@@ -254,6 +254,10 @@ def test_nan_in_padded_inputs_reaches_no_output_and_no_parameter():
         results.append([output.data, *(p.grad.data for p in m.parameters())])
     for clean, spoiled in zip(*results, strict=True):
         np.testing.assert_allclose(spoiled, clean, rtol=1e-12, atol=1e-12)
+    lone = m(numbers(B, T, D, seed=1)[0], key[0], lengths=3)  # key is spoiled, here without a batch axis
+    np.testing.assert_allclose(lone, results[0][0][0], rtol=1e-12, atol=1e-12)
+    m(numbers(T, D), key[0], attend=np.ones((1, H, T, S), bool), lengths=3).sum().backward()
+    assert all(np.isfinite(p.grad.data).all() for p in m.parameters())
 
 
 def test_dropout_of_weights_only_in_training():
