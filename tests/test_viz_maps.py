@@ -60,6 +60,11 @@ def test_panels_side_by_side_and_heads():
         assert set(titles) <= set(texts) and len(cells(picture)) == 6 * len(titles)
 
 
+def test_many_heads_go_below_each_other():
+    root = ET.fromstring(attention_map(np.full((16, 4, 4), 0.25)).svg)
+    assert float(root.get("width")) < 1500 < 4 * float(root.get("height"))
+
+
 def test_a_mask_with_heads_belongs_to_each_head():
     attend = np.ones((2, 2, 3), bool)
     attend[1, 0, 2] = False
@@ -124,6 +129,11 @@ def test_text_map():
         "",
         "weight 0 [ ▁▂▃▄▅▆▇█] 1, numbers are percent",
     ]
+
+
+def test_no_text_reaches_the_terminal_as_a_command():
+    text = attention_text({"\x1b[2J": [[1.0]]}, ["\x1b]0;"], ["\x07"], title="\x1b[31m")
+    assert not any(ord(letter) < 32 and letter != "\n" for letter in text)
 
 
 def test_text_map_in_ascii_letters():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.viz.labels import ems
+from tinygrad_qkv.viz.labels import ems, printable
 from tinygrad_qkv.viz.panels import Panel, panels, token_labels
 
 BLOCKS, ASCII = " ▁▂▃▄▅▆▇█", " .:-=+*#%@"  # from weight 0 to weight 1, linear
@@ -31,7 +31,7 @@ def attention_text(
     are the labels of the rows and the columns.  `attend` is True where a query may look: other cells show a dot.
     `ascii` uses ASCII letters alone.  Lines are `width` letters long at most; columns that do not fit are counted.
     """
-    ramp, letters = (ASCII, _ascii) if ascii else (BLOCKS, str)
+    ramp, letters = (ASCII, _ascii) if ascii else (BLOCKS, printable)
     parts = [] if title is None else [letters(title)]
     shown = panels(weights, attend)
     for panel in shown:
@@ -44,7 +44,7 @@ def attention_text(
 
 
 def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()
+    return printable(text).encode("ascii", "backslashreplace").decode()
 
 
 def _table(panel: Panel, rows: list[str], columns: list[str], ramp: str, width: int) -> list[str]:
