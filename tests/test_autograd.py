@@ -223,7 +223,7 @@ def test_grad_prunes_what_does_not_lead_to_the_inputs():
 
 def test_grad_of_an_unused_input():
     x, y = leaf(2.0), leaf(3.0)
-    with pytest.raises(RuntimeError, match="no output depends on input 0.*allow_unused"):
+    with pytest.raises(RuntimeError, match=r"no output depends on input 0.*allow_unused"):
         grad(x * 2.0, y)
     assert grad(x * 2.0, [x, y], allow_unused=True)[1] is None
     with pytest.raises(RuntimeError, match="input 0 does not require grad"):
@@ -240,7 +240,7 @@ def test_second_backward_explains_itself():
     for y in ((x * x).sum(), (x + 1.0).sum()):  # with and without saved values
         y.backward()
         before = x.grad.tolist()
-        with pytest.raises(RuntimeError, match="already and freed.*retain_graph=True"):
+        with pytest.raises(RuntimeError, match=r"already and freed.*retain_graph=True"):
             y.backward()
         assert x.grad.tolist() == before
 
@@ -327,7 +327,7 @@ def test_backward_refuses_a_saved_operand_that_was_written_to(write):
     h = x * 2.0
     y = (h * h).sum()
     write(h)
-    with pytest.raises(RuntimeError, match="op 'mul'.*saved an operand.*changed in place"):
+    with pytest.raises(RuntimeError, match=r"op 'mul'.*saved an operand.*changed in place"):
         y.backward()
     assert x.grad is None
 
@@ -337,7 +337,7 @@ def test_backward_refuses_a_saved_result_that_was_written_to():
     y = x.exp()
     loss = y.sum()
     y += 1.0
-    with pytest.raises(RuntimeError, match="op 'exp'.*saved its result"):
+    with pytest.raises(RuntimeError, match=r"op 'exp'.*saved its result"):
         loss.backward()
 
 
@@ -406,7 +406,7 @@ def test_a_constant_becomes_part_of_the_graph_when_a_recorded_value_is_written_i
 
 def test_a_leaf_that_requires_grad_is_not_written_while_recording():
     w = leaf([1.0, 2.0])
-    with pytest.raises(RuntimeError, match="leaf that requires grad.*no_grad"):
+    with pytest.raises(RuntimeError, match=r"leaf that requires grad.*no_grad"):
         w += 1.0
     with pytest.raises(RuntimeError, match="leaf that requires grad"):
         w[0] = 1.0

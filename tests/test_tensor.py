@@ -109,8 +109,8 @@ def test_python_conversions():
 
 
 def test_length_and_iteration():
-    a, b, c = Tensor([1.0, 2.0, 3.0])
-    assert c.item() == 3 and len(Tensor([[1], [2]])) == 2 and len(list(Tensor([1.0, 2.0]))) == 2
+    _, _, last = Tensor([1.0, 2.0, 3.0])
+    assert last.item() == 3 and len(Tensor([[1], [2]])) == 2 and len(list(Tensor([1.0, 2.0]))) == 2
     for use in (len, list):
         with pytest.raises(TypeError, match="0-d"):
             use(Tensor(1.0))
@@ -160,7 +160,7 @@ def test_deepcopy_and_pickle_of_leaves():
 def test_an_inner_tensor_refuses_to_be_copied():
     y = Tensor([1.0], requires_grad=True) * 2.0
     for use in (copy.deepcopy, copy.copy, pickle.dumps):
-        with pytest.raises(RuntimeError, match="op 'mul' made this tensor.*detach"):
+        with pytest.raises(RuntimeError, match=r"op 'mul' made this tensor.*detach"):
             use(y)
 
 

@@ -70,7 +70,7 @@ class Methods:
         return ops.neg(self)
 
     def __pos__(self) -> Tensor:
-        return self
+        return ops.tensor(self)
 
     def __abs__(self) -> Tensor:
         return ops.abs(self)
@@ -295,7 +295,7 @@ class Methods:
     @property
     def T(self) -> Tensor:  # noqa: N802, NumPy's name
         """The axes in reverse order."""
-        return ops.permute(self, *range(self.ndim)[::-1])
+        return ops.permute(self, *range(ops.tensor(self).ndim)[::-1])
 
     @property
     def mT(self) -> Tensor:  # noqa: N802

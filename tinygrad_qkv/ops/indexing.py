@@ -90,7 +90,7 @@ def _last_writers(index: Any, shape: tuple[int, ...]) -> np.ndarray | bool:
     return writer[index] == order
 
 
-def write(target: Tensor, compute: Any) -> Tensor:
+def write(target: Any, compute: Any) -> Tensor:
     """Write compute(values before) into the memory of `target`, and let it take over that result's history.
 
     Ops that saved the former values refuse in backward (the write is numbered).  A leaf that requires grad refuses,
