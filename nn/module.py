@@ -224,6 +224,9 @@ def _join(path: str, name: str) -> str:
 
 def _members_inside(name: str, value: list | tuple | dict) -> Iterator[tuple[str, Parameter | Module]]:
     """The parameters and modules in a container, and in containers inside it, by index or key."""
+    kinds = set(map(type, value.values() if isinstance(value, dict) else value))
+    if not any(issubclass(kind, (Parameter, Module, list, tuple, dict)) for kind in kinds):
+        return  # quick, because a long list of numbers or words may hang on a model that is called often
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(item, (Parameter, Module)):
             yield f"{name}.{key}", item
