@@ -89,7 +89,7 @@ def test_shape_always_and_dtype_where_it_is_not_float32():
     assert texts(drawing) == {
         "n0": ["x", "(2, 3) float64"],
         "n1": ["astype", "(2, 3)"],
-        "n2": ["sum", "(3,) output"],
+        "n2": ["sum", "(3,) · output"],
     }
 
 
@@ -140,7 +140,7 @@ def test_names_label_leaves_and_inner_tensors():
     x, mask = leaf([1.0], "x"), Tensor([1.0])
     scores = x * 2.0
     drawing = draw_graph(scores.exp(), names={"scores": scores, "input": x, "mask": mask})
-    assert node_of(drawing, "scores") == ["scores", "mul 2 (1,)"]
+    assert node_of(drawing, "scores") == ["scores", "mul 2 · (1,)"]
     assert node_of(drawing, "input") == ["input", "(1,)"]
     assert any("1 of the names" in row for row in notes(drawing))
 
@@ -237,6 +237,12 @@ def test_more_than_six_elements_are_summed_up():
     row = node_of(draw_graph(y, values=True), "x")[2]
     figures = [float(n) for n in re.findall(r"-?[\d.]+", row)]
     np.testing.assert_allclose(figures, [numbers.mean(), numbers.std(), -3, 12], rtol=5e-3)
+
+
+def test_larger_arrays_in_full_on_request():
+    with recording():
+        y = leaf(np.arange(8.0).reshape(2, 4), "x") * 1.0
+    assert node_of(draw_graph(y, values=True, full=8), "x")[2:] == ["value", "[0, 1, 2, 3]", "[4, 5, 6, 7]"]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +357,7 @@ def check_name(name):
     first, second = texts(drawing).values()
     want = printable(name).split("\n") if name else ["parameter"]
     assert first == [*want, "(1,)"]
-    assert second == [*want, "mul 2 (1,) output"] if name else ["mul 2", "(1,) output"]
+    assert second == ([*want, "mul 2 · (1,) · output"] if name else ["mul 2", "(1,) · output"])
     title = lines(dot.boxes["cluster_0"][0])
     assert title == (printable(f"Kind · {name}").split("\n") if name else ["Kind"])
 

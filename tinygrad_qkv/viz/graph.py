@@ -46,6 +46,7 @@ def draw_graph(
     level: str = "op",
     values: bool = False,
     grads: bool = False,
+    full: int = 6,
     formulas: bool = False,
     names: Mapping[str, Tensor] | None = None,
     direction: str = "TB",
@@ -55,9 +56,10 @@ def draw_graph(
 
     A node is a leaf, or an op with the shape of its result; an arrow runs from every operand to its op, so `x * x` has
     two.  A module call is a box.  `names` labels leaves and inner tensors, beside those that have a name.  `values` and
-    `grads` add numbers: all of them up to 6, else mean ± standard deviation [min, max].  Those of inner tensors were
-    kept if the forward pass ran inside `with recording():`; the drawing says so where they were not.  `formulas` puts
-    on each arrow the rule that carries the gradient back through it.  `direction` is "TB", "LR", "BT" or "RL".
+    `grads` add numbers: all of them in arrays of up to `full` elements, else mean ± standard deviation [min, max].
+    Those of inner tensors were kept if the forward pass ran inside `with recording():`; the drawing says so where they
+    were not.  `formulas` puts on each arrow the rule that carries the gradient back through it.  `direction` is "TB",
+    "LR", "BT" or "RL".
 
     The drawing is the same before and after backward, and its DOT text the same in every process.
     RuntimeError for a tensor that has no graph.
@@ -73,12 +75,12 @@ def draw_graph(
     text = {}
     for i, node in enumerate(nodes):
         lines = _title_lines(node, titles[node], roles[node])
-        lines += (_value_lines(node) if values else []) + (_gradient_lines(node) if grads else [])
+        lines += (_value_lines(node, full) if values else []) + (_gradient_lines(node, full) if grads else [])
         text[node] = f"n{i} [{label_attributes(lines)} {_look(roles[node], _family(titles[node]))}]"
     graph = {**GRAPH, **(EARLY if len(nodes) > LARGE else {}), "rankdir": direction}
     if legend:
         graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, absent), FAINT)
-    drawing = Drawing("computation_graph", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
+    drawing = Drawing("computation_graph", format="svg", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
     drawing.body += boxed(nodes, text) + _edges(nodes, formulas)
     return drawing
 
@@ -151,12 +153,11 @@ def _title_lines(node: Node, title: str | None, role: str) -> list[Line]:
     family = _family(title)
     style = TITLE._replace(color=FAMILIES[family][0]) if family else TITLE
     made = _op(node) if not node.is_leaf else "parameter" if role == "parameter" else "constant"
-    facts = str(node.shape) if node.dtype == np.float32 else f"{node.shape} {node.dtype}"
-    if title and not node.is_leaf:
-        facts = f"{made} {facts}"
+    facts = [made] if title and not node.is_leaf else []
+    facts.append(str(node.shape) if node.dtype == np.float32 else f"{node.shape} {node.dtype}")
     if role == "output":
-        facts += " output"
-    return [Line(title or made, style), Line(facts, FACTS)]
+        facts.append("output")
+    return [Line(title or made, style), Line(" · ".join(facts), FACTS)]
 
 
 def _op(node: Node) -> str:
@@ -167,16 +168,16 @@ def _op(node: Node) -> str:
     return " ".join([node.op, *scalars])
 
 
-def _value_lines(node: Node) -> list[Line]:
-    return _rows("value", value_words(node.value), VALUE) if node.value is not None else []
+def _value_lines(node: Node, full: int) -> list[Line]:
+    return _rows("value", value_words(node.value, full), VALUE) if node.value is not None else []
 
 
-def _gradient_lines(node: Node) -> list[Line]:
+def _gradient_lines(node: Node, full: int) -> list[Line]:
     """The gradient, or the reason why there is none."""
     if not node.requires_grad:
         return [Line("grad none (not needed)", GRAD)]
     if node.grad is not None:
-        return _rows("grad", gradient_words(node.grad.numpy()), GRAD)
+        return _rows("grad", gradient_words(node.grad.numpy(), full), GRAD)
     if node.is_leaf or node.value is not None:
         return [Line("grad not computed", GRAD)]
     return []
