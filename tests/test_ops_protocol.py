@@ -183,6 +183,18 @@ def test_asarray_is_a_read_only_view_and_array_a_copy():
         np.asarray(t, dtype="float32", copy=False)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "bool"])
+def test_arrays_of_other_libraries_keep_their_dtype(dtype):
+    class Foreign:
+        def __init__(self, array: np.ndarray):
+            self.array, self.dtype = array, array.dtype
+
+        def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+            return np.array(self.array, dtype=dtype, copy=copy)
+
+    assert Tensor(Foreign(np.ones(2, dtype))).dtype == dtype
+
+
 def test_numpy_indexes_with_tensors_and_lists_join():
     assert X[Tensor([1, 0])].shape == (2, 3) and X[Tensor(X > 0.4)].shape == (3,)
     assert np.array([leaf(), leaf()]).shape == (2, 2, 3)

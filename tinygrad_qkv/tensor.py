@@ -63,7 +63,7 @@ def _made_of_python_numbers(data: Any) -> bool:
     """Whether the first number of a nested list is Python's own, which has no dtype to keep."""
     while isinstance(data, (list, tuple)) and data:
         data = data[0]
-    return not isinstance(data, (np.ndarray, np.generic, Tensor))
+    return not hasattr(data, "dtype")
 
 
 class Tensor(Methods):
