@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its programs run, print what stands below them, and its links lead somewhere."""
+"""What the README shows is what happens: programs run, print what stands below them, and links lead somewhere."""
 
 import contextlib
 import io
