@@ -8,12 +8,9 @@ from tinygrad_qkv.autograd import Node
 from tinygrad_qkv.modes import Frame
 from tinygrad_qkv.viz.labels import Line, Style, label_attributes
 
-BOX = 'style="rounded,dashed" color="#8C959F" labelloc="t" labeljust="l" margin="10"'
-TITLE = Style("#57606A", 10)
 
-
-def boxed(nodes: Sequence[Node], text: dict[Node, str]) -> list[str]:
-    """The DOT lines of all nodes, nested as the module calls were."""
+def boxed(nodes: Sequence[Node], text: dict[Node, str], look: str, title: Style) -> list[str]:
+    """The DOT lines of all nodes, nested as the module calls were; `look` and `title` are those of every box."""
     inside = _contents(nodes)
     lines, boxes = [], 0
     stack = [iter(inside[None])]
@@ -26,16 +23,11 @@ def boxed(nodes: Sequence[Node], text: dict[Node, str]) -> list[str]:
         elif isinstance(item, Node):
             lines.append(f"{indent}{text[item]}\n")
         else:
-            title = " · ".join(part for part in (item.kind, item.path) if part)
-            lines.append(f"{indent}subgraph cluster_{boxes} {{\n{indent}\t{BOX}\n")
-            lines.append(f"{indent}\t{_title(title)}\n")
+            name = Line(" · ".join(part for part in (item.kind, item.path) if part), title)
+            lines.append(f"{indent}subgraph cluster_{boxes} {{\n{indent}\t{look} {label_attributes([name])}\n")
             boxes += 1
             stack.append(iter(inside[item]))
     return lines[:-1]  # the last brace closes the graph itself
-
-
-def _title(title: str) -> str:
-    return label_attributes([Line(title, TITLE)])
 
 
 def _contents(nodes: Sequence[Node]) -> dict[Frame | None, list[Node | Frame]]:

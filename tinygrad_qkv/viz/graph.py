@@ -29,6 +29,8 @@ ROLES = {
     "output": {"style": "filled", "color": INK, "fillcolor": "#FFF3C4", "penwidth": "1", "peripheries": "2"},
 }
 NO_GRADIENT_EDGE = 'style="dashed" color="#8C959F"'
+BOX = 'style="rounded,dashed" color="#8C959F" labelloc="t" labeljust="l" margin="10"'
+BOX_TITLE = Style(FAINT, 10)
 GRAPH = {"fontname": FONT, "nodesep": "0.25", "ranksep": "0.3", "pad": "0.2", "bgcolor": "white", "labelloc": "b"}
 LARGE = 100  # nodes; beyond, the layout stops early, or the long arrows of a weight that is used often take minutes
 EARLY = {"nslimit": "1", "nslimit1": "1", "mclimit": "0.3"}
@@ -81,7 +83,7 @@ def draw_graph(
     if legend:
         graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, absent), FAINT)
     drawing = Drawing("computation_graph", format="svg", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
-    drawing.body += boxed(nodes, text) + _edges(nodes, formulas)
+    drawing.body += boxed(nodes, text, BOX, BOX_TITLE) + _edges(nodes, formulas)
     return drawing
 
 
