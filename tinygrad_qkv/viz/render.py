@@ -76,7 +76,7 @@ def pure_program() -> str | None:
     except metadata.PackageNotFoundError:
         files = []
     places = [Path(str(file.locate())) for file in files if file.stem == "graphviz-pure"]
-    places.append(Path(sysconfig.get_path("scripts"), "graphviz-pure" + sysconfig.get_config_var("EXE")))
+    places.append(Path(sysconfig.get_path("scripts"), "graphviz-pure" + (sysconfig.get_config_var("EXE") or "")))
     return next((str(path.resolve()) for path in places if path.is_file()), shutil.which("graphviz-pure"))
 
 
