@@ -29,11 +29,11 @@ BINARY = {
     "logaddexp": np.logaddexp,
 }
 ARITHMETIC = [
-    *(row(op, (normal(*a), positive(*b)), f, note=n) for op, f in BINARY.items() for n, (a, b) in PATTERNS.items()),
-    *(row(op, (normal(3, 5),), f, 2.5) for op, f in BINARY.items()),
-    *(row(op, (2, positive(3, 5)), f, note="2 . x") for op, f in BINARY.items()),
-    *(row("pow", (positive(*a), normal(*b)), np.power, note=n) for n, (a, b) in PATTERNS.items()),
-    *(row("pow", (positive(5),), np.power, exponent) for exponent in (2, 3, -1.0, 0.5, 0, 1.0)),
+    row(op, (normal(*a), positive(*b)), f, note=n) for op, f in BINARY.items() for n, (a, b) in PATTERNS.items(),
+    row(op, (normal(3, 5),), f, 2.5) for op, f in BINARY.items(),
+    row(op, (2, positive(3, 5)), f, note="2 . x") for op, f in BINARY.items(),
+    row("pow", (positive(*a), normal(*b)), np.power, note=n) for n, (a, b) in PATTERNS.items(),
+    row("pow", (positive(5),), np.power, exponent) for exponent in (2, 3, -1.0, 0.5, 0, 1.0),
     row("pow", (normal(5),), np.power, 3, note="negative base"),
     row("pow", (normal(5),), lambda x: 1.7**x, call=lambda x: ops.pow(1.7, x), note="1.7 ** x"),
     row("floordiv", (normal(3, 5), positive(5)), np.floor_divide, gradient=False),
@@ -90,7 +90,7 @@ UNARY = {
 }
 SIZES = {"": (3, 5), "0-d": (), "empty": (0, 3)}
 FUNCTIONS = [
-    *(row(op, (sample(*n),), f, note=note) for op, (sample, f) in UNARY.items() for note, n in SIZES.items()),
+    row(op, (sample(*n),), f, note=note) for op, (sample, f) in UNARY.items() for note, n in SIZES.items(),
     row("leaky_relu", (normal(7),), rectified, 0.3),
     row("elu", (normal(7),), elu, 1.7),
     row("gelu", (normal(3, 5),), gelu, "tanh"),
@@ -105,10 +105,10 @@ SELECTION = [
     row("where", (MASK, normal(3, 5)), np.where, 0, note="number"),
     row("masked_fill", (normal(2, 3, 5), MASK), lambda x, mask, v: np.where(mask, v, x), 7.0),
     row("masked_fill", (normal(3, 5), MASK, normal(5)), lambda x, mask, v: np.where(mask, v, x)),
-    *(row("clip", (normal(3, 5),), np.clip, *limits) for limits in ((-0.5, 0.7), (None, 0.2), (-0.1, None), (-1, 1))),
+    row("clip", (normal(3, 5),), np.clip, *limits) for limits in ((-0.5, 0.7), (None, 0.2), (-0.1, None), (-1, 1)),
     row("clip", (normal(3, 5), inside(5) - 1, inside(3, 1) + 1), np.clip, note="tensors as limits"),
     row(
-        *("dropout", (normal(3, 5),), lambda x: np.where(KEPT, x / 0.6, 0)),
+        "dropout", (normal(3, 5),), lambda x: np.where(KEPT, x / 0.6, 0),
         call=lambda x: ops.dropout(x, 0.4, np.random.default_rng(5)),
     ),
     row("dropout", (normal(3, 5),), lambda x, p: np.zeros_like(x), 1.0),
@@ -125,13 +125,13 @@ COMPARE = {
 BITS = {"logical_and": np.bitwise_and, "logical_or": np.bitwise_or, "logical_xor": np.bitwise_xor}
 EDGES = np.array([0.0, 1.5, -np.inf, np.inf, np.nan])
 COMPARISONS = [
-    *(row(op, (np.round(normal(3, 5)), np.round(normal(5))), f, gradient=False) for op, f in COMPARE.items()),
-    *(row(op, (ids(3, 3, 5),), f, 1, gradient=False) for op, f in COMPARE.items()),
-    *(row(op, (MASK, normal(5) > 0), f, gradient=False) for op, f in BITS.items()),
-    *(row(op, (ids(8, 3, 5), ids(8, 5)), f, note="bits", gradient=False) for op, f in BITS.items()),
+    row(op, (np.round(normal(3, 5)), np.round(normal(5))), f, gradient=False) for op, f in COMPARE.items(),
+    row(op, (ids(3, 3, 5),), f, 1, gradient=False) for op, f in COMPARE.items(),
+    row(op, (MASK, normal(5) > 0), f, gradient=False) for op, f in BITS.items(),
+    row(op, (ids(8, 3, 5), ids(8, 5)), f, note="bits", gradient=False) for op, f in BITS.items(),
     row("logical_not", (MASK,), np.logical_not, gradient=False),
     row("logical_not", (ids(8, 5),), np.invert, note="bits", gradient=False),
-    *(row(op, (EDGES,), getattr(np, op), gradient=False) for op in ("isnan", "isinf", "isfinite")),
+    row(op, (EDGES,), getattr(np, op), gradient=False) for op in ("isnan", "isinf", "isfinite"),
     row("allclose", (normal(3), normal(3)), np.allclose, gradient=False),
     row("allclose", (EDGES, EDGES), np.allclose, equal_nan=True, gradient=False),
 ]
@@ -159,17 +159,17 @@ CREATION = [
     row("one_hot", (ids(5, 2, 3),), lambda i, classes: np.eye(classes)[i], 5, gradient=False),
     row("from_dlpack", (), np.array, np.arange(6.0).reshape(2, 3), note="", gradient=False),
     row(
-        *("uniform", (), lambda shape, low, high: drawn("uniform", low, high, shape), (2, 3), -1, 2),
+        "uniform", (), lambda shape, low, high: drawn("uniform", low, high, shape), (2, 3), -1, 2,
         call=lambda *args: ops.uniform(*args, generator=fresh()),
         gradient=False,
     ),
     row(
-        *("normal", (), lambda shape, mean, std: drawn("normal", mean, std, shape), (2, 3), 3, 0.5),
+        "normal", (), lambda shape, mean, std: drawn("normal", mean, std, shape), (2, 3), 3, 0.5,
         call=lambda *args: ops.normal(*args, generator=fresh()),
         gradient=False,
     ),
     row(
-        *("integers", (), lambda low, high, shape: drawn("integers", low, high, shape), -2, 9, (2, 3)),
+        "integers", (), lambda low, high, shape: drawn("integers", low, high, shape), -2, 9, (2, 3),
         call=lambda *args: ops.integers(*args, generator=fresh()),
         gradient=False,
     ),

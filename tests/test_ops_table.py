@@ -1,7 +1,9 @@
 """Every row of the table of ops: value, gradient, second order, precision, and the formula beside the rule."""
 
+import ast
 import dis
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import op_rows_elementwise
 import op_rows_reductions
 import op_rows_shapes
 import pytest
-from op_table import NOT_OPS, Row, is_leaf, normal
+from op_table import NOT_OPS, PRIVATE, Row, is_leaf, normal
 
 from tinygrad_qkv import Tensor, check_grad, grad, ops
 from tinygrad_qkv.autograd import OUTPUT, Node, ancestry, record
@@ -69,8 +71,21 @@ def pulled(node: Node) -> Iterator[tuple[int, Any, Any, np.ndarray]]:
 
 
 def test_every_op_has_a_row_and_every_row_an_op():
-    assert {row.op for row in ROWS} == set(ops.__all__) - NOT_OPS
+    assert {row.op for row in ROWS} == set(ops.__all__) - NOT_OPS | PRIVATE
     assert len({str(row) for row in ROWS}) == len(ROWS), "two rows with one name"
+
+
+def test_every_op_that_is_recorded_anywhere_comes_up_in_a_row():
+    """So that no rule and no formula goes unchecked, those of helpers inside an op included."""
+    calls = (
+        call
+        for path in sorted(Path(ops.__file__).parent.glob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "record"
+    )
+    written = {call.args[1].value for call in calls if isinstance(call.args[1], ast.Constant)}
+    made = {node.op for row in DIFFERENTIABLE for node in nodes(outputs(row, leaves(row, "float64")))}
+    assert "mul" in written and written <= made
 
 
 @every(ROWS)
