@@ -35,13 +35,13 @@ REDUCTIONS = [
         for keepdims in (False, True)
         if (op, axis) != ("std", ())  # it is 0 everywhere, where it has no slope
     ),
-    row(op, (normal(7),), f, note="1-d") for op, f in REDUCE.items(),
-    row(op, (normal(),), f, note="0-d") for op, f in REDUCE.items() if op != "std",
-    row(op, (normal(0, 3),), f, axis=1) for op, f in REDUCE.items(),
-    row(op, (normal(3, 5),), f, axis=1, ddof=1) for op, f in (("var", np.var), ("std", np.std)),
-    row("norm", (normal(3, 5),), norm, order, 1) for order in (1, 3, 2.5),
+    *(row(op, (normal(7),), f, note="1-d") for op, f in REDUCE.items()),
+    *(row(op, (normal(),), f, note="0-d") for op, f in REDUCE.items() if op != "std"),
+    *(row(op, (normal(0, 3),), f, axis=1) for op, f in REDUCE.items()),
+    *(row(op, (normal(3, 5),), f, axis=1, ddof=1) for op, f in (("var", np.var), ("std", np.std))),
+    *(row("norm", (normal(3, 5),), norm, order, 1) for order in (1, 3, 2.5)),
     row("norm", (normal(3, 5),), np.linalg.norm, np.inf, 1),
-    row("cumsum", (normal(2, 3, 5),), np.cumsum, axis) for axis in (0, 1, -1),
+    *(row("cumsum", (normal(2, 3, 5),), np.cumsum, axis) for axis in (0, 1, -1)),
     *(
         row(op, (normal(3, 5),), getattr(np, op), axis=axis, keepdims=True, gradient=False)
         for op in ("argmax", "argmin")
@@ -69,8 +69,8 @@ def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float =
 
 SHAPES = ((-1, (3, 5)), (0, (3, 5)), (1, (2, 3, 5)), (-1, (3, 1)), (0, ()), (-1, (2, 0)), (0, (7,)), (0, (0, 3)))
 NORMALISATION = [
-    row("softmax", (normal(*shape),), softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES,
-    row("log_softmax", (normal(*shape),), log_softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES,
+    *(row("softmax", (normal(*shape),), softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES),
+    *(row("log_softmax", (normal(*shape),), log_softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES),
     *(
         row("layer_norm", (normal(*shape), normal(shape[-1]), normal(shape[-1])), layer_norm, note=f"{shape}")
         for shape in ((3, 5), (5,), (2, 3, 7), (0, 3), (3, 1))
@@ -97,7 +97,9 @@ def targets(shape: tuple[int, ...]) -> np.ndarray:
 
 ENTROPY = [
     row(
-        "cross_entropy", (normal(*shape), targets(shape)), cross_entropy,
+        "cross_entropy",
+        (normal(*shape), targets(shape)),
+        cross_entropy,
         label_smoothing=smoothing,
         reduction=reduction,
         note=f"{shape} {reduction}",

@@ -64,7 +64,10 @@ SHAPES = [
         "cat", (normal(3, 5), normal(2, 5), normal(0, 5)), lambda *xs: np.concatenate(xs), call=lambda *xs: ops.cat(xs)
     ),
     row(
-        "cat", (normal(3, 5), normal(3, 2)), lambda x, y, axis: np.concatenate([x, y], axis), -1,
+        "cat",
+        (normal(3, 5), normal(3, 2)),
+        lambda x, y, axis: np.concatenate([x, y], axis),
+        -1,
         call=lambda x, y, axis: ops.cat([x, y], axis),
     ),
     row("meshgrid", (normal(3), normal(5), normal(2)), np.meshgrid, indexing="ij"),
@@ -129,10 +132,13 @@ def scattered(g: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 ALONG, LOOKUP = ids(5, 3, 2), ids(5, 2, 7)
 INDEXING = [
-    row("getitem", (normal(*shape),), lambda x, i: x[i], i, note=note) for note, (shape, i) in INDICES.items(),
+    *(row("getitem", (normal(*shape),), lambda x, i: x[i], i, note=note) for note, (shape, i) in INDICES.items()),
     *(
         row(
-            "setitem", (normal(*shape), normal(*value)), lambda x, v, i: replaced(x, i, v), i,
+            "setitem",
+            (normal(*shape), normal(*value)),
+            lambda x, v, i: replaced(x, i, v),
+            i,
             call=lambda x, v, i: ops.setitem(x, i, v),
             note=note,
         )
@@ -230,7 +236,9 @@ EINSUMS: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
 
 def einsum_row(text: str, shapes: tuple[tuple[int, ...], ...]) -> Any:
     return row(
-        "einsum", [normal(*shape) for shape in shapes], lambda *xs: np.einsum(text, *xs),
+        "einsum",
+        [normal(*shape) for shape in shapes],
+        lambda *xs: np.einsum(text, *xs),
         call=lambda *xs: ops.einsum(text, *xs),
         note=f"{text} {shapes[0]}",
     )
@@ -240,8 +248,10 @@ BATCHES = {"": (2,), "no batch": (), "shared right side": (2,)}
 MASKED = [
     *(
         row(
-            "masked_scores", (normal(*b, 3, 5), normal(*b[: "shared" not in note], 7, 5)),
-            lambda q, k, keep: np.where(keep, q @ k.mT, 0), normal(*b, 3, 7) > 0,
+            "masked_scores",
+            (normal(*b, 3, 5), normal(*b[: "shared" not in note], 7, 5)),
+            lambda q, k, keep: np.where(keep, q @ k.mT, 0),
+            normal(*b, 3, 7) > 0,
             call=masked_scores,
             note=note,
         )
@@ -249,8 +259,10 @@ MASKED = [
     ),
     *(
         row(
-            "masked_mix", (normal(*b, 3, 7), normal(*b[: "shared" not in note], 7, 5)),
-            lambda w, x, keep: np.where(keep, w, 0) @ x, normal(*b, 3, 7) > 0,
+            "masked_mix",
+            (normal(*b, 3, 7), normal(*b[: "shared" not in note], 7, 5)),
+            lambda w, x, keep: np.where(keep, w, 0) @ x,
+            normal(*b, 3, 7) > 0,
             call=masked_mix,
             note=note,
         )
@@ -260,12 +272,12 @@ MASKED = [
 
 PRODUCTS = [
     *MASKED,
-    row("matmul", (normal(*a), normal(*b)), np.matmul, note=note) for note, (a, b) in MATMULS.items(),
-    row("dot", (normal(*a), normal(*b)), np.dot, note=note) for note, (a, b) in DOTS.items(),
+    *(row("matmul", (normal(*a), normal(*b)), np.matmul, note=note) for note, (a, b) in MATMULS.items()),
+    *(row("dot", (normal(*a), normal(*b)), np.dot, note=note) for note, (a, b) in DOTS.items()),
     row("outer", (normal(3), normal(5)), np.outer),
     row("outer", (normal(3, 2), normal()), np.outer, note="flattened"),
-    row("tensordot", (normal(*a), normal(*b)), np.tensordot, axes, note=f"{a} {axes}") for a, b, axes in TENSORDOTS,
-    einsum_row(text, shapes) for text, shapes in EINSUMS,
+    *(row("tensordot", (normal(*a), normal(*b)), np.tensordot, axes, note=f"{a} {axes}") for a, b, axes in TENSORDOTS),
+    *(einsum_row(text, shapes) for text, shapes in EINSUMS),
 ]
 
 ROWS = [*SHAPES, *INDEXING, *PRODUCTS]
