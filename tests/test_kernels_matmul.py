@@ -1,6 +1,8 @@
 """matmul: against exact products, over the edges of every block, strides, broadcasting, and what must not be read."""
 
 import itertools
+import os
+import platform
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 
 from tinygrad_qkv.kernels import matmul
 from tinygrad_qkv.kernels import panels as packing
+from tinygrad_qkv.kernels.compile import host_features
 from tinygrad_qkv.kernels.matmul import DEPTH, PARALLEL_FROM, _four_axes, _in_blocks
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns
 
@@ -219,3 +222,32 @@ print("untouched")
 def test_nothing_past_the_ends_of_the_arrays_is_touched():
     run = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True)
     assert run.stdout == "untouched\n", (run.returncode, run.stderr)
+
+
+WIDTHS = """
+import itertools
+import numpy as np
+from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, VECTOR_BYTES, block_columns
+
+rng = np.random.default_rng(0)
+width = block_columns(4)
+for m, k, n in itertools.product((1, BLOCK_ROWS, BLOCK_ROWS + 1), (1, 33), (1, width, width + 1)):
+    a, b = rng.integers(-9, 9, (m, k)).astype(np.float32), rng.integers(-9, 9, (k, n)).astype(np.float32)
+    for left, right in ((a, b), (np.asfortranarray(a), np.asfortranarray(b))):
+        out = np.empty((m, n), np.float32)
+        _in_blocks(*_four_axes(left, right, out), parallel=False)
+        assert (out == a @ b).all(), (m, k, n)
+print(VECTOR_BYTES)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names CPU features of x86-64")
+@pytest.mark.parametrize(("features", "vector_bytes"), [("+sse2", 16), ("+avx,+avx2,+fma", 32)])
+def test_register_blocks_of_lesser_hosts(features, vector_bytes):
+    if not {word[1:] for word in features.split(",")} <= host_features():
+        pytest.skip(f"this host cannot run {features}")
+    env = {k: v for k, v in os.environ.items() if k != "NUMBA_DISABLE_JIT"}
+    env |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+    run = subprocess.run([sys.executable, "-c", WIDTHS], env=env, capture_output=True, text=True)
+    assert run.stdout == f"{vector_bytes}\n", (run.returncode, run.stderr)

@@ -27,10 +27,10 @@ def test_values_and_pullbacks_over_every_axis(dtype, shape):
         y, log_y = softmax(x, axis), log_softmax(x, axis)
         assert y.dtype == log_y.dtype == dtype
         assert y.flags.c_contiguous
-        # Rounding x - max costs |x - max| eps, and no kernel can avoid that.
-        spread = 4 + abs(x - x.max(axis, keepdims=True))
+        # Rounding x - max costs |x - max| eps, and no kernel can avoid that; the sum is added up in a few lanes.
+        spread = 4 + shape[axis] ** 0.5 / 4 + abs(x - x.max(axis, keepdims=True))
         assert (abs(y - exact) <= eps * spread * exact).all()
-        assert (abs(log_y - log) <= eps * (6 + abs(log))).all()
+        assert (abs(log_y - log) <= eps * (6 + shape[axis] ** 0.5 / 4 + abs(log))).all()
         dx = softmax_pullback(g, y, axis)
         bound = 30 * eps * (abs(g) * exact + exact * abs(g * exact).sum(axis, keepdims=True))
         assert (abs(dx - exact * (g - (g * exact).sum(axis, keepdims=True))) <= bound).all()

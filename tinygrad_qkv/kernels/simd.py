@@ -4,6 +4,7 @@ Each block is an intrinsic with a plain NumPy body beside it, which runs under N
 intrinsic whole and the pointer is taken inside: numba frees an array after its last use, and an address is no use.
 """
 
+import platform
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +26,7 @@ def _register_block() -> tuple[int, int, int, bool]:
         return 64, 14, 2, True
     if "avx2" in features and "fma" in features:
         return 32, 6, 2, True
-    if "neon" in features or "fp-armv8" in features:
+    if platform.machine().lower() in ("arm64", "aarch64"):  # NEON belongs to the architecture
         return 16, 8, 3, True
     return 16, 6, 2, False
 
