@@ -5,23 +5,15 @@ import pkgutil
 import sys
 
 from tinygrad_qkv.nn import functional, init, losses, optim
+from tinygrad_qkv.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from tinygrad_qkv.nn.attention import MultiHeadAttention, QKVProjection
 from tinygrad_qkv.nn.checkpoint import load, save
+from tinygrad_qkv.nn.containers import ModuleList, Sequential
 from tinygrad_qkv.nn.dot_product import AttentionRecord
-from tinygrad_qkv.nn.layers import (
-    GELU,
-    Dropout,
-    Embedding,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    ModuleList,
-    ReLU,
-    Sequential,
-    Sigmoid,
-    SiLU,
-    Tanh,
-)
+from tinygrad_qkv.nn.dropout import Dropout
+from tinygrad_qkv.nn.embedding import Embedding
+from tinygrad_qkv.nn.feed_forward import FeedForward
+from tinygrad_qkv.nn.linear import Linear
 from tinygrad_qkv.nn.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -32,6 +24,7 @@ from tinygrad_qkv.nn.losses import (
     NLLLoss,
 )
 from tinygrad_qkv.nn.module import Module, Parameter
+from tinygrad_qkv.nn.normalisation import LayerNorm
 from tinygrad_qkv.nn.transformer import SinusoidalPositions, TransformerBlock
 
 __all__ = [

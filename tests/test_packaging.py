@@ -41,8 +41,9 @@ import sys, pickle
 import nn, nn.attention, tinygrad_qkv
 from nn import functional
 from nn.attention import MultiHeadAttention
+from nn.linear import Linear
 assert nn is tinygrad_qkv.nn and nn.attention is tinygrad_qkv.nn.attention
-assert functional is tinygrad_qkv.nn.functional
+assert functional is tinygrad_qkv.nn.functional and Linear is tinygrad_qkv.nn.Linear
 assert MultiHeadAttention is tinygrad_qkv.nn.attention.MultiHeadAttention is nn.MultiHeadAttention
 assert type(pickle.loads(pickle.dumps(MultiHeadAttention(6, 2)))) is tinygrad_qkv.nn.MultiHeadAttention
 bare = [name for name in sys.modules if name.startswith("nn.")]
@@ -179,6 +180,7 @@ def test_a_users_own_nn_stays_theirs_and_ours_stays_ours(way, request, checkout,
         "import nn",
         "from nn.attention import MultiHeadAttention",
         "import nn.attention",
+        "from nn.linear import Linear",
         "from tinygrad_qkv.nn import Linear; import nn",
     ],
 )
