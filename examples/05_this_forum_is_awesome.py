@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 from console import Measure, check, heading, matrices, say
+from four_tokens_by_hand import CALCULATOR, by_nudging, by_the_formulas, worst
 
-from tinygrad_qkv import Tensor, draw_graph, no_grad, recording, softmax
+from tinygrad_qkv import Tensor, draw_graph, recording, softmax
 
 TOKENS = ["This", "forum", "is", "awesome"]
 FEATURES = ["pointer", "thing", "judgement"]
@@ -25,21 +26,6 @@ START = {
 }
 TARGET = np.array([2.0, 0.0])
 
-# What a pocket calculator finds, to four places; of the 4 x 4 matrices the row of "This" alone.
-CALCULATOR = {
-    "scores": [0, 0.7071, 0.7071, 0],
-    "weights": [0.1651, 0.3349, 0.3349, 0.1651],
-    "output": [0.3302, 0.5],
-    "loss": 1.5191,
-    "d_output": [-1.6698, 0.5],
-    "d_weights": [0.5, 0, 0.5, -3.3395],
-    "d_scores": [0.1323, 0.1009, 0.2684, -0.5016],
-    "d_Q": [0.2611, -0.3547],
-    "d_W_Q": [[0.2611, -0.3547], [0, 0], [0, 0]],
-    "d_W_K": [[0.2833, 0], [0.2611, 0], [-0.3547, 0]],
-    "d_W_V": [[-0.8349, 0.25], [-1.1183, 0.3349], [-0.2757, 0.0826]],
-}
-
 TRY_THIS = """Try this:
   - Give all tokens the same value.  What becomes of dL/dW_Q and dL/dW_K?  Why?
   - Start W_Q and W_K at zero: do they ever learn?  And if only W_Q is zero?
@@ -48,102 +34,46 @@ TRY_THIS = """Try this:
 
 
 def head(W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> dict[str, Tensor]:
-    """The attention head and its loss; every intermediate result by its name."""
-    x = Tensor(X)
-    x.name = "X"
+    """The attention head and its loss, in float64, so that checks can be strict; everything in it by its name."""
+    x, target = Tensor(X), Tensor(TARGET)
     Q, K, V = x @ W_Q, x @ W_K, x @ W_V  # (4, 2) each
     scores = Q @ K.T / math.sqrt(2)  # (4, 4): the row looks at the column
     weights = softmax(scores, axis=-1)  # (4, 4): every row sums to 1
     output = weights @ V  # (4, 2)
-    target = Tensor(TARGET)
-    target.name = "target"
     miss = output[0] - target  # only "This" is asked
     loss = (miss * miss).sum() / 2
-    return {"Q": Q, "K": K, "V": V, "scores": scores, "weights": weights, "output": output, "loss": loss}
-
-
-def parameters() -> dict[str, Tensor]:
-    """Fresh W_Q, W_K and W_V; in float64, so that the checks can be strict."""
-    tensors = {name: Tensor(values, requires_grad=True) for name, values in START.items()}
-    for name, tensor in tensors.items():
-        tensor.name = name
-    return tensors
+    steps = {"Q": Q, "K": K, "V": V, "scores": scores, "weights": weights, "output": output, "loss": loss}
+    return {"X": x, "W_Q": W_Q, "W_K": W_K, "W_V": W_V, "target": target, **steps}
 
 
 def by_the_engine() -> tuple[dict[str, np.ndarray], dict[str, Tensor]]:
-    """Every number as tinygrad_qkv finds it, dL/d... under the name d_..., and the results with their graph."""
-    w = parameters()
-    with recording():  # keep the gradients of all results, not only those of the leaves
-        results = head(**w)
-        results["loss"].backward()
-    numbers = {name: tensor.numpy() for name, tensor in results.items()}
-    return numbers | {f"d_{name}": t.grad.numpy() for name, t in (results | w).items()}, results
-
-
-def by_the_formulas(W_Q: np.ndarray, W_K: np.ndarray, W_V: np.ndarray) -> dict[str, np.ndarray]:
-    """The same numbers by the formulas on paper, in NumPy."""
-    Q, K, V = X @ W_Q, X @ W_K, X @ W_V
-    S = Q @ K.T / np.sqrt(2)
-    A = np.exp(S) / np.exp(S).sum(axis=1, keepdims=True)
-    O = A @ V  # noqa: E741, the paper's name
-    loss = ((O[0] - TARGET) ** 2).sum() / 2
-
-    dO = np.zeros_like(O)
-    dO[0] = O[0] - TARGET  # the loss sees the row of "This" alone
-    dV = A.T @ dO  # a value is pushed by everyone who read it, in proportion
-    dA = dO @ V.T  # would more of this value have helped, or hurt?
-    dS = A * (dA - (A * dA).sum(axis=1, keepdims=True))  # hurt more than the present mix?
-    dQ = dS @ K / np.sqrt(2)
-    dK = dS.T @ Q / np.sqrt(2)
-    return {
-        "Q": Q, "K": K, "V": V, "scores": S, "weights": A, "output": O, "loss": loss,
-        "d_output": dO, "d_V": dV, "d_weights": dA, "d_scores": dS, "d_Q": dQ, "d_K": dK,
-        "d_W_Q": X.T @ dQ, "d_W_K": X.T @ dK, "d_W_V": X.T @ dV, "d_loss": np.array(1.0),
-    }  # fmt: skip
-
-
-def by_nudging(name: str, h: float = 1e-6) -> np.ndarray:
-    """dL/dW with no calculus at all: move one number a little up and down, and look at the loss."""
-    slope = np.zeros(START[name].shape)
-    for index in np.ndindex(slope.shape):
-        nudge = np.zeros(slope.shape)
-        nudge[index] = h
-        with no_grad():
-            up = head(**parameters() | {name: Tensor(START[name] + nudge)})["loss"].item()
-            down = head(**parameters() | {name: Tensor(START[name] - nudge)})["loss"].item()
-        slope[index] = (up - down) / (2 * h)
-    return slope
+    """Every number as tinygrad_qkv finds it, dL/d... under the name d_..., and the tensors with their graph."""
+    with recording():  # keep the gradients of all tensors, not only those of the leaves
+        tensors = head(**{name: Tensor(values, requires_grad=True) for name, values in START.items()})
+        tensors["loss"].backward()
+    gradients = {f"d_{name}": t.grad.numpy() for name, t in tensors.items() if t.requires_grad}
+    return {name: t.numpy() for name, t in tensors.items()} | gradients, tensors
 
 
 def learn(trained: list[str], steps: int, lr: float = 0.5) -> np.ndarray:
     """Gradient descent on the matrices in `trained`: (steps + 1, 5), the four weights of "This" and the loss."""
-    w = parameters()
+    w = {name: Tensor(values, requires_grad=name in trained) for name, values in START.items()}
     story = []
     for _ in range(steps + 1):
-        results = head(**w)
-        story.append([*results["weights"].numpy()[0], results["loss"].item()])
-        results["loss"].backward()
-        for name, tensor in w.items():
-            if name in trained:
-                tensor.data = tensor.data - lr * tensor.grad.data
-            tensor.zero_grad()
+        tensors = head(**w)
+        story.append([*tensors["weights"].numpy()[0], tensors["loss"].item()])
+        tensors["loss"].backward()
+        for name in trained:
+            w[name].data = w[name].data - lr * w[name].grad.data
+            w[name].zero_grad()
     return np.array(story)
-
-
-def worst(expected: dict, found: dict[str, np.ndarray]) -> float:
-    """The largest difference; where one row is expected, it is the row of "This"."""
-    differences = []
-    for name, value in expected.items():
-        row = found[name] if np.ndim(value) == found[name].ndim else found[name][0]
-        differences.append(np.abs(row - value).max())
-    return float(max(differences))
 
 
 def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[str, np.ndarray]:
     """Tell the story, check every number, and write the graph; returns the numbers of the first step."""
     heading("This forum is awesome: one attention head, every number")
     say("Each token asks with its query Q, is found by its key K, and answers with its value V.")
-    n, results = by_the_engine()
+    n, tensors = by_the_engine()
 
     heading("1. Forward: who looks at whom?")
     matrices(TOKENS, {"X": X})
@@ -163,10 +93,9 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
     matrices(TOKENS, {"dL/dQ": n["d_Q"], "dL/dK": n["d_K"], "dL/dV": n["d_V"]})
     say("""W_Q, W_K and W_V in three ways: by backward(); by the formula; and with no calculus at all, by moving one
         number a little up and down and looking at the loss.""")
-    hand, nudged = by_the_formulas(**START), {name: by_nudging(name) for name in START}
-    for name, formula in {"W_Q": "X.T @ dQ", "W_K": "X.T @ dK", "W_V": "X.T @ dV"}.items():
-        d = f"d_{name}"
-        matrices(FEATURES, {f"dL/d{name}": n[d], formula: hand[d], "by moving it": nudged[name]})
+    hand, nudged = by_the_formulas(X=X, target=TARGET, **START), by_nudging(lambda **w: head(**w)["loss"].item(), START)
+    for d, formula in {"d_W_Q": "X.T @ dQ", "d_W_K": "X.T @ dK", "d_W_V": "X.T @ dV"}.items():
+        matrices(FEATURES, {f"dL/{d.replace('_', '', 1)}": n[d], formula: hand[d], "by moving it": nudged[d]})
 
     heading("3. Who learns?")
     say("""Prediction: whatever lowers the loss fastest.  If W_V may learn, it changes what "forum" and "is" say, and
@@ -183,7 +112,7 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
         [
             Measure("numbers of the calculator, error", worst(CALCULATOR, n), "<=", 1e-4),
             Measure("all numbers by the formulas, error", worst(hand, n), "<=", 1e-12),
-            Measure("dL/dW by moving each number, error", worst({f"d_{k}": nudged[k] for k in nudged}, n), "<=", 1e-8),
+            Measure("dL/dW by moving each number, error", worst(nudged, n), "<=", 1e-8),
             Measure('weight of "awesome", all three trained', free[-1, 3], "<=", 0.35),
             Measure('weight of "awesome", W_V frozen', frozen[-1, 3], ">=", 0.98),
             Measure("loss, all three trained", free[-1, 4], "<=", 0.001),
@@ -192,7 +121,8 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
     )
     picture = Path(out) / "graph.svg"
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(draw_graph(results["loss"], values=True, grads=True, names=results).pipe("svg"))
+    # full=16 writes out Q, K, V, scores and weights, the largest of which is 4 x 4
+    picture.write_bytes(draw_graph(tensors["loss"], values=True, grads=True, full=16, names=tensors).pipe("svg"))
     print(f"The computation graph with its values and gradients: {picture}\n")
     print(TRY_THIS, end="")
     return n
