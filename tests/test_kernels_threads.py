@@ -140,7 +140,7 @@ def digest():
         k.matmul(x, g.T), k.matmul(x.T, g), k.matmul(x.reshape(1, 331, 257)[[0] * 3, :50], g.T), y, log, losses, lse,
         norm, mean, rstd, k.softmax_pullback(g, y, 1), k.log_softmax_pullback(g, log, 1), k.erf(x),
         k.cross_entropy_pullback(column, x, ids, lse, -100, 0.1), *k.layer_norm_pullback(g, x, w, mean, rstd),
-        k.scatter_add(g, ids, 60),
+        k.scatter_add(np.tile(g, (2, 1)), np.tile(ids, 2), 60),
     ):
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()

@@ -16,14 +16,15 @@ from typing import Any
 import numba
 
 # Size rules, by sizes alone so that bits never depend on the machine's load or on the number of threads. Work below
-# these runs on one thread: waking another costs more than it saves. Units stand beside the numbers.
+# these runs on one thread: waking another costs more than it saves. Measured with two cores; both forms take equally
+# long at these sizes. Units stand beside the numbers.
 PARALLEL_FROM = {
     "matmul": 2**18,  # multiply-adds; below, NumPy's matmul, whose BLAS uses one thread up to there
     "softmax": 2**14,  # elements
     "cross_entropy": 2**14,  # elements
     "layer_norm": 2**14,  # elements
-    "scatter": 2**15,  # elements added
-    "erf": 2**12,  # elements
+    "scatter": 2**17,  # elements added
+    "erf": 2**14,  # elements
 }
 
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone
