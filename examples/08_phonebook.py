@@ -10,37 +10,23 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
 
 import console
 import numpy as np
 import phonebook_data as data
 import phonebook_measures as measures
+from phonebook_data import BOOK, CALLS, SIZE
 
-from tinygrad_qkv import Tensor, draw_graph, manual_seed, nn, no_grad, recording
+from tinygrad_qkv import Tensor, draw_graph, manual_seed, nn, recording
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import init, optim
 from tinygrad_qkv.viz.maps import attention_map
 from tinygrad_qkv.viz.text import attention_text
 
-BOOKS, SIZE = 16, 16  # books in a batch; entries in a book, and calls about it
+BOOKS = 16  # in a batch
 WIDTH = data.NAME + data.PHONE  # 260 numbers for the name and 60 for the phone make a token
 
-# The book of the story: real names, of which training sees none.
-BOOK = ["jindrich", "jindra", "heinrich", "jindriska", "oldrich", "jaromir", "jiri", "vojtech"]
-BOOK += ["zuzana", "jaroslav", "jitka", "jan", "josef", "petr", "pavel", "zdenek"]
-CALLS = [  # what a caller types, who is meant, how many typos that is
-    ("jindrich", "jindrich", 0),
-    ("jindrch", "jindrich", 1),
-    ("yindrich", "jindrich", 1),
-    ("jindirch", "jindrich", 1),
-    ("yindirch", "jindrich", 2),
-    ("jimdrih", "jindrich", 2),
-    ("jindrra", "jindra", 1),
-    ("heinrch", "heinrich", 1),
-]
 TYPED = [typed for typed, _, _ in CALLS]
-MEANT = [BOOK.index(meant) for _, meant, _ in CALLS]
 
 TRY_THIS = """Try this:
   --seed 1                 other names and another beginning: the same end?
@@ -66,13 +52,6 @@ class SearchHead(nn.Module):
         return answer.reshape(*answer.shape[:-1], data.DIGITS, 10), record.weights
 
 
-def training_line(head: SearchHead, step: int, loss: float, weights: np.ndarray) -> str:
-    """How training stands: the loss, the share of calls that look most at the right entry, and the gradients' sizes."""
-    matrices = {"W_Q": head.attn.W_Q, "W_K": head.attn.W_K, "W_V": head.attn.W_V}
-    sizes = [f"|d{name}| {np.linalg.norm(matrix.grad.numpy()):.0e}" for name, matrix in matrices.items()]
-    return f"  step {step:>4}  loss {loss:.3f}  found {measures.found(weights):.2f}  {'  '.join(sizes)}"
-
-
 def learning_rate(step: int, steps: int) -> float:
     """Twenty steps of warm-up, then half a cosine wave from 0.01 down to 5 % of it."""
     return 0.01 * min(1, (step + 1) / 20) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
@@ -85,9 +64,8 @@ def train(head: SearchHead, rng: np.random.Generator, steps: int) -> np.ndarray:
     typed = data.misspell(rng, names, rng.integers(3, size=names.shape[:-1]))  # no typo, one or two
     phones = data.random_phones(rng, names.shape[:-1])
     # Adam; decay lets the names fade from the values, where chance put them and no loss asks for them.
-    addresses, contents = [head.attn.W_Q, head.attn.W_K], [head.attn.W_V]
-    if head.W_O is not None:
-        contents.append(head.W_O)
+    addresses = [head.attn.W_Q, head.attn.W_K]
+    contents = [head.attn.W_V] if head.W_O is None else [head.attn.W_V, head.W_O]
     groups = [{"params": addresses, "weight_decay": 0.0}, {"params": contents, "weight_decay": 0.4}]
     adam = optim.AdamW(groups, betas=(0.9, 0.98))
     with console.progress(steps) as report:
@@ -101,58 +79,8 @@ def train(head: SearchHead, rng: np.random.Generator, steps: int) -> np.ndarray:
                 group["lr"] = learning_rate(step, steps)
             adam.step()
             shown = step % max(1, steps // 10) == 0 or step == steps - 1
-            report(step, training_line(head, step, loss.item(), weights.numpy()) if shown else "")
+            report(step, measures.training_line(head, step, loss.item(), weights.numpy()) if shown else "")
     return names.reshape(-1, data.PLACES)
-
-
-@no_grad()
-def search(head: SearchHead, names: np.ndarray, typed: np.ndarray, phones: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Logits and attention weights for calls `typed` about books of `names` and `phones`."""
-    logits, weights = head(Tensor(data.calls(typed)), Tensor(data.entries(names, phones)))
-    return logits, weights.numpy()
-
-
-def exam(
-    head: SearchHead, rng: np.random.Generator, pool: np.ndarray, typos: int, books: int = 400
-) -> dict[str, float]:
-    """Many books of 16 names out of `pool`, one call for each entry, with so many typos."""
-    names = pool[rng.permuted(np.tile(np.arange(len(pool)), (books, 1)), axis=1)[:, :SIZE]]  # (books, 16, 10)
-    phones = data.random_phones(rng, names.shape[:-1])
-    logits, weights = search(head, names, data.misspell(rng, names, typos), phones)
-    right = measures.right(logits.numpy().argmax(-1), phones)
-    return {"loss": F.cross_entropy(logits, phones).item(), "found": measures.found(weights), "right": right}
-
-
-def circuits(head: SearchHead, book: np.ndarray) -> dict[str, Any]:
-    """What the matrices pick out: share of keys and values that comes from the names, bonus for the same letter."""
-    W_Q, W_K, W_V = head.attn.W_Q, head.attn.W_K, head.attn.W_V
-    if head.W_O is not None:
-        W_V = W_V @ head.W_O  # a value on its way to the answer
-    return {
-        "keys": measures.name_share(book, W_K.numpy()),
-        "values": measures.name_share(book, W_V.numpy()),
-        "bonus": measures.same_letter_bonus(W_Q.numpy(), W_K.numpy()),
-    }
-
-
-def swap_two_numbers(head: SearchHead, phones: np.ndarray) -> dict[str, float]:
-    """Ask for jindrich and heinrich after their numbers were swapped, first for the values alone: what changes?"""
-    pair = [BOOK.index("jindrich"), BOOK.index("heinrich")]
-    swapped = phones.copy()
-    swapped[pair] = phones[pair[::-1]]
-    names = data.encode(BOOK)
-    call, book, other = (
-        Tensor(x) for x in (data.calls(names[pair]), data.entries(names, phones), data.entries(names, swapped))
-    )
-    with no_grad():
-        (_, weights), (_, weights_with_new_keys) = head(call, book), head(call, other)
-        logits, weights_then = head(call, book, values_from=other)
-    return {
-        "sum": np.abs(weights.numpy().sum(axis=-1) - 1).max(),
-        "values": np.abs(weights_then.numpy() - weights.numpy()).max(),
-        "keys": np.abs(weights_with_new_keys.numpy() - weights.numpy()).max(),
-        "follow": measures.right(logits.numpy().argmax(-1), swapped[pair]),
-    }
 
 
 def draw_one_step(head: SearchHead, rng: np.random.Generator, path: Path) -> None:
@@ -166,17 +94,6 @@ def draw_one_step(head: SearchHead, rng: np.random.Generator, path: Path) -> Non
     named = {"call": call, "book": book, "weights": weights, "logits": logits, "loss": loss}
     path.write_bytes(draw_graph(loss, values=True, grads=True, names=named).pipe("svg"))
     head.zero_grad()
-
-
-def show_answers(answers: np.ndarray, weights: np.ndarray, phones: np.ndarray) -> None:
-    """One line for each call: where the head looked most, and the number that it gave."""
-    rows = []
-    for (typed, _, typos), entry, answer, row in zip(CALLS, MEANT, answers, weights, strict=True):
-        first, second = np.argsort(row)[:-3:-1]
-        looked = f"{BOOK[first]} {row[first]:.2f}, {BOOK[second]} {row[second]:.2f}"
-        told, wanted = ("".join(map(str, number)) for number in (answer, phones[entry]))
-        rows.append([typed, str(typos), looked, told, "right" if told == wanted else f"wrong, it is {wanted}"])
-    console.table(["the caller types", "typos", "the head looks at", "and says", ""], rows)
 
 
 def main(
@@ -200,15 +117,16 @@ def main(
         mistype, a query will match names that are only similar.""")
 
     console.heading("1. Training, on new names and numbers in every step")
-    _, weights_before = search(head, *story)
-    before = circuits(head, sample)
+    _, weights_before = measures.search(head, *story)
+    before = measures.circuits(head, sample)
     draw_one_step(head, rng, folder / "graph_of_one_step.svg")
     trained_on = train(head, rng, steps)
-    logits, weights = search(head, *story)
-    after = circuits(head, sample)
+    logits, weights = measures.search(head, *story)
+    after = measures.circuits(head, sample)
 
     console.heading("2. What callers are told")
-    show_answers(logits.numpy().argmax(-1), weights, phones)
+    rows = measures.answers(logits.numpy().argmax(-1), weights, phones)
+    console.table(["the caller types", "typos", "the head looks at", "and says", ""], rows)
 
     console.heading("3. Where the head looks: the first 8 of 16 entries")
     maps = {"before training": weights_before, "after training": weights}
@@ -218,16 +136,12 @@ def main(
 
     console.heading("4. Names that it never saw")
     pools = {"made up": data.random_names(rng, 3000, never=np.concatenate([real, trained_on])), "real": real}
-    exams = {(pool, typos): exam(head, rng, pools[pool], typos) for pool in pools for typos in (0, 1, 2)}
-    results = [[*map(str, names), *(f"{x:.3f}" for x in result.values())] for names, result in exams.items()]
-    console.table(["names", "typos", "loss", "entry found", "number right"], results)
+    exams = {(pool, typos): measures.exam(head, rng, pools[pool], typos) for pool in pools for typos in (0, 1, 2)}
+    rows = [[*names, *result.values()] for names, result in exams.items()]
+    console.table(["names", "typos", "loss", "entry found", "number right"], rows)
 
     console.heading("5. What W_K and W_V pick out of an entry")
-    rows = [
-        [f"{what}, {when} training", f"{found[what]:.3f}", f"{1 - found[what]:.3f}"]
-        for what in ("keys", "values")
-        for when, found in {"before": before, "after": after}.items()
-    ]
+    rows = measures.shares(before, after)
     console.table(["share of the variance", "from the name", "from the number"], rows)
 
     console.heading("6. How typos are forgiven")
@@ -239,7 +153,7 @@ def main(
     print("  mean 0, 1, 2 and 3 places off the diagonal: " + ", ".join(f"{x:.2f}" for x in off) + "\n")
 
     console.heading("7. Weights say where, values say what")
-    swap = swap_two_numbers(head, phones)
+    swap = measures.swap_two_numbers(head, phones)
     console.say(f"""The weights of every call sum to 1 (to {swap["sum"]:.1g}).  Now jindrich and heinrich swap their
         numbers.  If only the values see it, the weights change by {swap["values"]:g}, exactly, and
         {swap["follow"]:.0%} of the answers are the swapped ones.  If the keys see it too, a weight changes by up to

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -60,12 +60,13 @@ def _short(x: float) -> str:
     return f"{x:.0f}" if float(x).is_integer() else f"{x:.4f}"
 
 
-def table(header: list[str], rows: list[list[str]]) -> None:
-    """Lines of aligned columns; a column of numbers is set to the right."""
-    columns = list(zip(header, *rows, strict=True))
+def table(header: list[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Lines of aligned columns; a column of numbers is set to the right, and floats have three decimals."""
+    lines = [header, *([f"{x:.3f}" if isinstance(x, float) else str(x) for x in row] for row in rows)]
+    columns = list(zip(*lines, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(cell[:1] in "0123456789-" for cell in column[1:]) for column in columns]
-    for row in (header, *rows):
+    for row in lines:
         cells = [f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True)]
         print(("  " + "   ".join(cells)).rstrip())
     print()

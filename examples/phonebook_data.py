@@ -21,6 +21,21 @@ vladimir vojtech zbynek zdenek zuzana
 """
 REAL_NAMES = _REAL.split()
 
+# The book of the story, and who calls.
+SIZE = 16  # entries in any book, and calls about it
+BOOK = ["jindrich", "jindra", "heinrich", "jindriska", "oldrich", "jaromir", "jiri", "vojtech"]
+BOOK += ["zuzana", "jaroslav", "jitka", "jan", "josef", "petr", "pavel", "zdenek"]
+CALLS = [  # what a caller types, who is meant, how many typos that is
+    ("jindrich", "jindrich", 0),
+    ("jindrch", "jindrich", 1),
+    ("yindrich", "jindrich", 1),
+    ("jindirch", "jindrich", 1),
+    ("yindirch", "jindrich", 2),
+    ("jimdrih", "jindrich", 2),
+    ("jindrra", "jindra", 1),
+    ("heinrch", "heinrich", 1),
+]
+
 # A made-up syllable is an onset, a vowel and a coda.  What stands here more often is drawn more often.
 _ONSETS = "b c d f g h j k l m n p r s t v z b d j k l m n r s t v bl br ch dr fr hr kl kr pr sl st tr vl zd"
 ONSETS = ["", "", "", *_ONSETS.split()]
