@@ -19,7 +19,7 @@ SQRT_HALF, SQRT_2_BY_PI, INV_SQRT_2PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 
 def relu(x: Operand) -> Tensor:
     """max(x, 0), NaN kept; the gradient at 0 is 0."""
     x, v = floating(x)
-    rule = lambda g, x: np.where(np.less_equal(x, 0), 0, g)  # noqa: E731
+    rule = lambda g, x: np.where(np.less_equal(x, 0), 0, g)
     return record(np.maximum(v, 0), "relu", (x,), (x,), (rule,), ("dx = where(x <= 0, 0, g)",))
 
 
@@ -27,7 +27,7 @@ def leaky_relu(x: Operand, slope: float = 0.01) -> Tensor:
     """x where x > 0, else slope * x."""
     x, v = floating(x)
     slope = float(slope)
-    rule = lambda g, x, slope: np.where(np.greater(x, 0), g, g * slope)  # noqa: E731
+    rule = lambda g, x, slope: np.where(np.greater(x, 0), g, g * slope)
     y = np.where(v > 0, v, v * slope)
     return record(y, "leaky_relu", (x,), (x, slope), (rule,), ("dx = where(x > 0, g, g * slope)",))
 
@@ -36,7 +36,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha * (exp(x) - 1)."""
     x, v = floating(x)
     alpha = float(alpha)
-    rule = lambda g, x, alpha: np.where(np.greater(x, 0), g, g * alpha * np.exp(np.minimum(x, 0)))  # noqa: E731
+    rule = lambda g, x, alpha: np.where(np.greater(x, 0), g, g * alpha * np.exp(np.minimum(x, 0)))
     y = np.where(v > 0, v, alpha * np.expm1(np.minimum(v, 0)))
     return record(y, "elu", (x,), (x, alpha), (rule,), ("dx = where(x > 0, g, g * alpha * exp(minimum(x, 0)))",))
 
@@ -70,7 +70,7 @@ def silu(x: Operand) -> Tensor:
 def softplus(x: Operand) -> Tensor:
     """log(1 + exp(x)), without overflow."""
     x, v = floating(x)
-    rule = lambda g, x: g * _sigmoid(x)  # noqa: E731
+    rule = lambda g, x: g * _sigmoid(x)
     with np.errstate(invalid="ignore"):
         y = np.logaddexp(v, 0)
     return record(y, "softplus", (x,), (x,), (rule,), ("dx = g * sigmoid(x)",))

@@ -17,7 +17,7 @@ def getitem(x: Operand, index: Any) -> Tensor:
     """x[index], with NumPy's basic and advanced indexing and boolean masks; a view for basic ones."""
     x = tensor(x)
     index = _plain_index(index)
-    rule = lambda g, index, shape: add_at(g, index, shape)  # noqa: E731
+    rule = lambda g, index, shape: add_at(g, index, shape)
     return record(x._data[index], "getitem", (x,), (index, x.shape), (rule,), ("dx = add_at(g, index, shape)",))
 
 
@@ -48,7 +48,7 @@ def add_at(g: Operand, index: Any, shape: tuple[int, ...]) -> Any:
     Array in, array out; Tensor in, Tensor out, recorded.
     """
     if isinstance(g, Tensor):
-        rule = lambda g, index: g[index]  # noqa: E731
+        rule = lambda g, index: g[index]
         return record(add_at(g._data, index, shape), "add_at", (g,), (index,), (rule,), ("dx = g[index]",))
     out = np.zeros(shape, g.dtype)
     if _is_basic(index):
@@ -153,7 +153,7 @@ def embedding(weight: Operand, ids: Operand) -> Tensor:
     rows = weight.shape[0]
     if ids.size and (ids.min() < 0 or ids.max() >= rows):
         raise IndexError(f"ids from 0 to {rows - 1} fit a table of {rows} rows, got {ids.min()} to {ids.max()}")
-    rule = lambda g, ids, rows: add_rows(g, ids, rows)  # noqa: E731
+    rule = lambda g, ids, rows: add_rows(g, ids, rows)
     return record(
         weight._data[ids], "embedding", (weight,), (ids, rows), (rule,), ("dweight = add_rows(g, ids, rows)",)
     )
@@ -165,6 +165,6 @@ def add_rows(g: Any, ids: np.ndarray, rows: int) -> Any:
     Array in, array out; Tensor in, Tensor out, recorded.
     """
     if isinstance(g, Tensor):
-        rule = lambda g, ids: g[ids]  # noqa: E731
+        rule = lambda g, ids: g[ids]
         return record(add_rows(g._data, ids, rows), "add_rows", (g,), (ids,), (rule,), ("dx = g[ids]",))
     return kernels.scatter_add(g.reshape(ids.size, g.shape[-1]), ids.reshape(-1), rows)

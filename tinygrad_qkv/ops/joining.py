@@ -33,7 +33,7 @@ def cat(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     except ValueError as error:
         raise ValueError(f"cat along axis {axis} of shapes {[p.shape for p in parts]}: {error}") from None
     cuts = tuple(np.cumsum([p.shape[axis] for p in parts])[:-1].tolist())
-    rule = lambda g, cuts, axis: np.split(g, cuts, axis)  # noqa: E731
+    rule = lambda g, cuts, axis: np.split(g, cuts, axis)
     formulas = tuple(f"dx{i} = split(g, cuts, axis)[{i}]" for i in range(len(parts)))
     return record(y, "cat", tuple(parts), (cuts, axis), rule, formulas)
 
@@ -44,7 +44,7 @@ def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
     if len({a.shape for a in arrays}) > 1:
         raise ValueError(f"stack needs tensors of one shape, got {[p.shape for p in parts]}")
     y = np.stack(arrays, axis)
-    rule = lambda g, axis: tuple(np.moveaxis(g, axis, 0))  # noqa: E731
+    rule = lambda g, axis: tuple(np.moveaxis(g, axis, 0))
     formulas = tuple(f"dx{i} = unbind(g, axis)[{i}]" for i in range(len(parts)))
     return record(y, "stack", tuple(parts), (normalize_axis_index(axis, y.ndim),), rule, formulas)
 

@@ -54,7 +54,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) 
     n = _count(v.shape, axes)
     total = np.sum(v, axis=axes, keepdims=keepdims)
     y = total / n if n else np.full_like(total, np.nan)
-    rule = lambda g, shape, axes, n: _spread(g / n, shape, axes)  # noqa: E731
+    rule = lambda g, shape, axes, n: _spread(g / n, shape, axes)
     return record(y, "mean", (x,), (x.shape, axes, n), (rule,), ("dx = g / n",))
 
 
@@ -221,7 +221,7 @@ def cumsum(x: Operand, axis: int | None = None, **unknown: Any) -> Tensor:
     if axis is None:
         raise TypeError("cumsum runs along one axis: cumsum(x, axis); of all elements: x.flatten().cumsum(0)")
     axis = normalize_axis_index(axis, v.ndim)
-    rule = lambda g, axis: np.flip(np.cumsum(np.flip(g, axis), axis), axis)  # noqa: E731
+    rule = lambda g, axis: np.flip(np.cumsum(np.flip(g, axis), axis), axis)
     formula = "dx = flip(cumsum(flip(g, axis), axis), axis)"
     return record(np.cumsum(v, axis=axis), "cumsum", (x,), (axis,), (rule,), (formula,))
 

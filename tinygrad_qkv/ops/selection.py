@@ -67,7 +67,7 @@ def clip(x: Operand, low: Operand = None, high: Operand = None) -> Tensor:
     x, v = floating(x) if isinstance(low, float) or isinstance(high, float) else numeric(x)
     inside = (v >= (-np.inf if low is None else low)) & (v <= (np.inf if high is None else high)) | np.isnan(v)
     y = np.clip(v, low, high).astype(v.dtype, copy=False)
-    rule = lambda g, inside: np.where(inside, g, 0)  # noqa: E731
+    rule = lambda g, inside: np.where(inside, g, 0)
     return record(y, "clip", (x,), (inside,), (rule,), ("dx = where(inside, g, 0)",))
 
 
@@ -85,6 +85,6 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
     bits = np.random.Generator(np.random.Philox(key=dropout_seed(generator)))
     keep = bits.random(v.shape, dtype=np.float32) >= p
     scale = 1 / (1 - p) if p < 1 else 1.0
-    rule = lambda g, keep, scale: np.where(keep, g * scale, 0)  # noqa: E731
+    rule = lambda g, keep, scale: np.where(keep, g * scale, 0)
     y = np.where(keep, v * scale, 0)
     return record(y, "dropout", (x,), (keep, scale), (rule,), ("dx = where(keep, g * scale, 0)",))

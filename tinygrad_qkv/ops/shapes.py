@@ -60,7 +60,7 @@ def permute(x: Operand, *axes: Any) -> Tensor:
     if len(order) != x.ndim:
         raise ValueError(f"permute of {x.ndim} axes (shape {x.shape}) needs each of them once, got {order}")
     order = normalize_axis_tuple(order, x.ndim, "axes")
-    rule = lambda g, back: np.transpose(g, back)  # noqa: E731
+    rule = lambda g, back: np.transpose(g, back)
     back = tuple(np.argsort(order).tolist())
     return record(np.transpose(x._data, order), "permute", (x,), (back,), (rule,), ("dx = permute(g, back)",))
 
@@ -68,21 +68,21 @@ def permute(x: Operand, *axes: Any) -> Tensor:
 def swapaxes(x: Operand, i: int, j: int) -> Tensor:
     """Two axes swapped."""
     x = tensor(x)
-    rule = lambda g, i, j: np.swapaxes(g, i, j)  # noqa: E731
+    rule = lambda g, i, j: np.swapaxes(g, i, j)
     return record(np.swapaxes(x._data, i, j), "swapaxes", (x,), (i, j), (rule,), ("dx = swapaxes(g, i, j)",))
 
 
 def squeeze(x: Operand, axis: Any = None) -> Tensor:
     """Without the axes of size 1, or without the given ones, which must have size 1."""
     x = tensor(x)
-    rule = lambda g, shape: np.reshape(g, shape)  # noqa: E731
+    rule = lambda g, shape: np.reshape(g, shape)
     return record(np.squeeze(x._data, axis), "squeeze", (x,), (x.shape,), (rule,), ("dx = reshape(g, shape)",))
 
 
 def unsqueeze(x: Operand, axis: Any) -> Tensor:
     """With a new axis of size 1 at `axis` of the result (or several, for a tuple)."""
     x = tensor(x)
-    rule = lambda g, shape: np.reshape(g, shape)  # noqa: E731
+    rule = lambda g, shape: np.reshape(g, shape)
     return record(np.expand_dims(x._data, axis), "unsqueeze", (x,), (x.shape,), (rule,), ("dx = reshape(g, shape)",))
 
 
@@ -106,7 +106,7 @@ def broadcast_to(x: Operand, shape: Any) -> Tensor:
 def flip(x: Operand, axis: Any = None) -> Tensor:
     """The elements in reverse order along one axis, several, or all."""
     x = tensor(x)
-    rule = lambda g, axis: np.flip(g, axis)  # noqa: E731
+    rule = lambda g, axis: np.flip(g, axis)
     return record(np.flip(x._data, axis), "flip", (x,), (axis,), (rule,), ("dx = flip(g, axis)",))
 
 
@@ -114,7 +114,7 @@ def roll(x: Operand, shift: Any, axis: Any = None) -> Tensor:
     """The elements moved on by `shift`, those that fall off coming back at the start."""
     x = tensor(x)
     back = tuple(-s for s in shift) if isinstance(shift, (tuple, list)) else -shift
-    rule = lambda g, back, axis: np.roll(g, back, axis)  # noqa: E731
+    rule = lambda g, back, axis: np.roll(g, back, axis)
     return record(np.roll(x._data, shift, axis), "roll", (x,), (back, axis), (rule,), ("dx = roll(g, back, axis)",))
 
 
@@ -127,7 +127,7 @@ def tile(x: Operand, *counts: Any) -> Tensor:
         x = unsqueeze(x, tuple(range(ndim - x.ndim)))
     times = (1,) * (ndim - len(times)) + times
     split = tuple(n for pair in zip(times, x.shape, strict=True) for n in pair)
-    rule = lambda g, split: np.sum(np.reshape(g, split), axis=tuple(range(0, len(split), 2)))  # noqa: E731
+    rule = lambda g, split: np.sum(np.reshape(g, split), axis=tuple(range(0, len(split), 2)))
     return record(np.tile(x._data, times), "tile", (x,), (split,), (rule,), ("dx = sum_over_copies(g, split)",))
 
 
@@ -154,12 +154,12 @@ def pad(x: Operand, widths: Any, value: float = 0.0) -> Tensor:
 def tril(x: Operand, k: int = 0) -> Tensor:
     """The lower triangle of the last two axes, zeros elsewhere; k > 0 keeps diagonals above the main one."""
     x = tensor(x)
-    rule = lambda g, k: np.tril(g, k)  # noqa: E731
+    rule = lambda g, k: np.tril(g, k)
     return record(np.tril(x._data, k), "tril", (x,), (k,), (rule,), ("dx = tril(g, k)",))
 
 
 def triu(x: Operand, k: int = 0) -> Tensor:
     """The upper triangle of the last two axes, zeros elsewhere; k < 0 keeps diagonals below the main one."""
     x = tensor(x)
-    rule = lambda g, k: np.triu(g, k)  # noqa: E731
+    rule = lambda g, k: np.triu(g, k)
     return record(np.triu(x._data, k), "triu", (x,), (k,), (rule,), ("dx = triu(g, k)",))
