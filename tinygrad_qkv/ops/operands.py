@@ -36,7 +36,23 @@ def tensor(value: Operand) -> Tensor:
 
 
 def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any, Any]:
-    """Two operands and the values that NumPy computes with, in dtypes whose common one is the result's.
+    """Two operands of an elementwise op and the values that NumPy computes with; see `promoted`.
+
+    Shapes that do not broadcast raise ValueError.
+    """
+    a, b, x, y = promoted(a, b, to_float)
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.shape != y.shape:
+        for axis, (m, n) in enumerate(zip(x.shape[::-1], y.shape[::-1], strict=False), start=1):
+            if 1 != m != n != 1:
+                raise ValueError(
+                    f"shapes {x.shape} and {y.shape} do not broadcast: their axes -{axis} have sizes {m} and {n}, "
+                    "which must be equal, or one of them 1; reshape, transpose or unsqueeze an operand"
+                )
+    return a, b, x, y
+
+
+def promoted(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any, Any]:
+    """Two operands and their values in dtypes whose common one is the result's.
 
     Tensors of one float dtype, and scalars beside them, pass as they are.  Integers beside floats become those
     floats (NumPy would make float64 of int64 and float32), and so do they alone under `to_float`.  float16 raises.
@@ -50,6 +66,8 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
                 return a, b, x, y
         elif x.dtype.char in "fd":
             return a, b, x, b
+    elif isinstance(b, Tensor) and b._data.dtype.char in "fd":
+        return a, b, a, b._data
     return _mixed(a, b, to_float)
 
 

@@ -13,7 +13,7 @@ from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import record
 from tinygrad_qkv.ops.arithmetic import astype, mul
 from tinygrad_qkv.ops.indexing import getitem
-from tinygrad_qkv.ops.operands import Operand, pair, tensor
+from tinygrad_qkv.ops.operands import Operand, promoted, tensor
 from tinygrad_qkv.ops.reductions import sum
 from tinygrad_qkv.ops.shapes import broadcast_to, permute, reshape, unsqueeze
 from tinygrad_qkv.tensor import Tensor
@@ -54,7 +54,7 @@ def _refuse_mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    a, b, x, y = pair(a, b)
+    a, b, x, y = promoted(a, b)
     if a.dtype != b.dtype:  # the rules multiply what is saved here, and a kernel takes one dtype
         a, b = (t if t.dtype == np.result_type(x, y) else astype(t, np.result_type(x, y)) for t in (a, b))
     return record(

@@ -37,7 +37,7 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
 def view(x: Operand, *shape: Any) -> Tensor:
     """Like reshape, but a view for sure: where strides would need a copy it raises."""
     y = reshape(x, *shape)
-    if y.size and not np.shares_memory(y._data, tensor(x)._data):
+    if y.size and not np.may_share_memory(y._data, tensor(x)._data):
         raise ValueError(f"a view of shape {y.shape} needs a copy of this layout; use reshape instead")
     return y
 
