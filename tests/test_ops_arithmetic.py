@@ -36,7 +36,7 @@ def test_both_sides_stretched_and_one_of_length_1_in_a_batch():
 def test_shapes_that_do_not_broadcast_are_both_named():
     with pytest.raises(ValueError, match=r"\(3, 4\) and \(3,\) do not broadcast: their axes -1 have sizes 4 and 3"):
         Tensor(np.ones((3, 4))) + Tensor(np.ones(3))
-    with pytest.raises(ValueError, match="axes -2 have sizes 2 and 3.*unsqueeze"):
+    with pytest.raises(ValueError, match=r"axes -2 have sizes 2 and 3.*unsqueeze"):
         Tensor(np.ones((2, 1))) * Tensor(np.ones((3, 4)))
     assert (Tensor(np.ones((0, 4))) + Tensor(np.ones((1, 4)))).shape == (0, 4)
     with pytest.raises(ValueError, match="axes -1 have sizes 0 and 2"):
