@@ -1,4 +1,4 @@
-"""Checks of what layers are built with."""
+"""The check of the sizes that layers are built with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,3 @@ def sizes(kind: str, **named: int) -> tuple[int, ...]:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 0:
             raise ValueError(f"{kind}'s {name} is a size, a non-negative integer; got {n!r}")
     return tuple(int(n) for n in named.values())
-
-
-def probability(p: float) -> float:
-    """p, if it is a probability."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
-    return p

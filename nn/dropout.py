@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.nn import functional as F
-from tinygrad_qkv.nn.arguments import probability
 from tinygrad_qkv.nn.module import Module
+from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
 

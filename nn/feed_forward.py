@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tinygrad_qkv.nn import functional as F
-from tinygrad_qkv.nn.arguments import probability
 from tinygrad_qkv.nn.linear import Linear
 from tinygrad_qkv.nn.module import Module
+from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
 

@@ -25,6 +25,7 @@ from tinygrad_qkv.ops import (
     softplus,
     tanh,
 )
+from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
 __all__ = [
@@ -66,8 +67,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None) -> Tensor:
     """In training, zero each element with probability p and scale the others by 1 / (1 - p); else x itself."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
+    probability(p)
     return ops.dropout(x, p, generator) if training else ops.tensor(x)
 
 

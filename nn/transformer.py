@@ -9,12 +9,13 @@ import numpy as np
 
 from tinygrad_qkv import ops
 from tinygrad_qkv.nn import functional as F
-from tinygrad_qkv.nn.arguments import probability, sizes
+from tinygrad_qkv.nn.arguments import sizes
 from tinygrad_qkv.nn.attention import MultiHeadAttention
 from tinygrad_qkv.nn.feed_forward import FeedForward
 from tinygrad_qkv.nn.masks import MaskWords
 from tinygrad_qkv.nn.module import Module
 from tinygrad_qkv.nn.normalisation import LayerNorm
+from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
 

@@ -77,10 +77,8 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
     The mask comes from one 64-bit seed per call through a counter-based generator, so that it does not depend on the
     number of threads.  Source: Srivastava et al. 2014, in the scaled form that needs nothing at inference.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
     x, v = floating(x)
-    if p == 0:
+    if probability(p) == 0:
         return x
     bits = np.random.Generator(np.random.Philox(key=dropout_seed(generator)))
     keep = bits.random(v.shape, dtype=np.float32) >= p
@@ -88,3 +86,10 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
     rule = lambda g, keep, scale: np.where(keep, g * scale, 0)
     y = np.where(keep, v * scale, 0)
     return record(y, "dropout", (x,), (keep, scale), (rule,), ("dx = where(keep, g * scale, 0)",))
+
+
+def probability(p: float) -> float:
+    """p, if it is a probability; dropout checks it, and so do the layers when they are made."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
+    return p
