@@ -12,6 +12,7 @@ import numpy as np
 from tinygrad_qkv import ops
 from tinygrad_qkv.nn.module import Module
 from tinygrad_qkv.ops import cross_entropy
+from tinygrad_qkv.ops.entropy import class_targets
 from tinygrad_qkv.tensor import Tensor
 
 __all__ = [
@@ -81,19 +82,9 @@ def nll(log_probs: Any, targets: Any, *, ignore_index: int = -100, reduction: st
     "mean" divides by the number of targets that are not ignored (0 if all are).  A target outside the range raises
     IndexError.
     """
-    log_probs, ids = ops.tensor(log_probs), np.asarray(targets)
-    if log_probs.ndim == 0 or ids.shape != log_probs.shape[:-1]:
-        raise ValueError(
-            f"nll: log_probs (..., C) = {log_probs.shape} need targets {log_probs.shape[:-1]}, got {ids.shape}"
-        )
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"targets are class numbers (integers), got {ids.dtype}")
-    classes, kept = log_probs.shape[-1], ids != ignore_index
-    wrong = kept & ((ids < 0) | (ids >= classes))
-    if wrong.any():
-        raise IndexError(
-            f"target {ids[wrong][0]} is outside the classes 0 to {classes - 1} (ignore_index={ignore_index})"
-        )
+    log_probs = ops.tensor(log_probs)
+    ids = class_targets(targets, "log_probs", log_probs.shape, ignore_index).reshape(log_probs.shape[:-1])
+    kept = ids != ignore_index
     chosen = ops.take_along_axis(log_probs, np.where(kept, ids, 0)[..., None], -1).squeeze(-1)
     losses = ops.where(kept, -chosen, 0)
     if reduction == "mean":

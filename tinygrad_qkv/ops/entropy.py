@@ -31,7 +31,7 @@ def cross_entropy(
     A target outside the range raises IndexError.
     """
     logits, x = floating(logits)
-    wanted = _checked_targets(plain(targets), x.shape, ignore_index)
+    wanted = class_targets(targets, "logits", x.shape, ignore_index)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing lies between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):
@@ -51,21 +51,22 @@ def cross_entropy(
     return sum(y) if reduction == "sum" else sum(y) / max(kept, 1)
 
 
-def _checked_targets(targets: Any, shape: tuple[int, ...], ignore_index: int) -> np.ndarray:
-    targets = np.asarray(targets)
+def class_targets(targets: Operand, name: str, shape: tuple[int, ...], ignore_index: int) -> np.ndarray:
+    """Targets (...) as (N,) int64, checked against the classes of the argument `name`, of shape (..., C)."""
+    targets = np.asarray(plain(targets))
     if len(shape) == 0 or targets.shape != shape[:-1]:
         moved = targets.ndim + 1 == len(shape) and targets.shape == (shape[0], *shape[2:])
         hint = (
-            "; the classes are the last axis here: move axis 1 there with np.moveaxis(logits, 1, -1)" if moved else ""
+            f"; the classes are the last axis here: move axis 1 there with np.moveaxis({name}, 1, -1)" if moved else ""
         )
-        raise ValueError(f"logits of shape {shape} need targets of shape {shape[:-1]}, got {targets.shape}{hint}")
+        raise ValueError(f"{name} of shape {shape} need targets of shape {shape[:-1]}, got {targets.shape}{hint}")
     if targets.dtype.kind not in "iu":
         raise TypeError(f"targets are class numbers (integers), got {targets.dtype}")
     targets = targets.reshape(-1).astype(np.int64)
     wrong = (targets != ignore_index) & ((targets < 0) | (targets >= shape[-1]))
     if wrong.any():
         raise IndexError(
-            f"target {targets[wrong][0]} is outside the {shape[-1]} classes of logits of shape {shape} "
+            f"target {targets[wrong][0]} is outside the {shape[-1]} classes of {name} of shape {shape} "
             f"(0 to {shape[-1] - 1}, or ignore_index={ignore_index})"
         )
     return targets
