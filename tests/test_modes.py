@@ -67,6 +67,19 @@ def test_a_decorated_function_also_when_it_recurses_or_raises(x):
         no_grad()(3)
 
 
+def test_a_decorator_without_brackets_and_one_on_a_class(x):
+    @no_grad
+    def quiet():
+        return records(x)
+
+    assert quiet() is False and quiet.__name__ == "quiet" and records(x)
+    with pytest.raises(TypeError, match="got the class Model"):
+
+        @no_grad()
+        class Model:
+            pass
+
+
 def test_a_decorated_generator_is_switched_at_each_resume(x):
     log = []
 
@@ -122,6 +135,43 @@ def test_a_decorated_coroutine_and_its_neighbours(x):
 
     assert asyncio.run(main()) == [(False, False), True, (False, False)]
     assert records(x)
+
+
+def test_a_decorated_async_generator_is_switched_at_each_resume(x):
+    log = []
+
+    @no_grad()
+    async def items():
+        try:
+            while True:
+                got = yield records(x)
+                await asyncio.sleep(0)
+                log.append((got, records(x)))
+        except ValueError:
+            yield "caught", records(x)
+        finally:
+            log.append(("closed", records(x)))
+
+    async def main():
+        generator = items()
+        assert await anext(generator) is False
+        assert records(x)  # the caller's own mode, between two items
+        assert await generator.asend("hello") is False
+        assert log == [("hello", False)] and records(x)
+        assert await generator.athrow(ValueError()) == ("caught", False)
+        await generator.aclose()
+        assert log[-1] == ("closed", False) and records(x)
+
+    @no_grad()
+    async def two():
+        yield records(x)
+        yield records(x)
+
+    async def count():
+        return [(inside, records(x)) async for inside in two()]
+
+    asyncio.run(main())
+    assert asyncio.run(count()) == [(False, True)] * 2 and records(x)
 
 
 def test_one_threads_mode_is_not_anothers(x):

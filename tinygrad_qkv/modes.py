@@ -52,10 +52,14 @@ def switched(variable: ContextVar, value: Any) -> Iterator[None]:
 
 
 class _Mode:
-    """A switch that is used as `with mode():` or as `@mode()` on a function, coroutine or generator function."""
+    """A switch that is used as `with mode():`, or as `@mode()` or `@mode` on a function, generator or coroutine."""
 
     variable: ContextVar[bool]
     value: bool
+
+    def __new__(cls, function: Any = None) -> Any:
+        """The switch; `@mode` without brackets gives the decorated function itself."""
+        return object.__new__(cls) if function is None else cls()(function)
 
     def __init__(self) -> None:
         self._former: list[bool] = []
@@ -68,11 +72,14 @@ class _Mode:
         self.variable.set(self._former.pop())
 
     def __call__(self, function: Any) -> Any:
-        if not callable(function):
-            raise TypeError(f"@{type(self).__name__}() decorates a function, got {type(function).__name__}")
+        if not callable(function) or isinstance(function, type):
+            what = f"the class {function.__name__}" if isinstance(function, type) else type(function).__name__
+            raise TypeError(f"@{type(self).__name__}() decorates a function or a method, got {what}")
         wrapper = _wrap_generator if inspect.isgeneratorfunction(function) else _wrap_function
         if inspect.iscoroutinefunction(function):
             wrapper = _wrap_coroutine
+        if inspect.isasyncgenfunction(function):
+            wrapper = _wrap_async_generator
         return functools.wraps(function)(wrapper(function, type(self)))
 
 
@@ -113,6 +120,30 @@ def _wrap_generator(function: Any, mode: type[_Mode]) -> Any:
                 raise
             except BaseException as error:
                 resume, message = generator.throw, error
+
+    return call
+
+
+def _wrap_async_generator(function: Any, mode: type[_Mode]) -> Any:
+    """The same for `async def` with `yield`, which has no return value."""
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        generator = function(*args, **kwargs)
+        resume, message = generator.asend, None
+        while True:
+            try:
+                with mode():
+                    item = await resume(message)
+            except StopAsyncIteration:
+                return
+            try:
+                resume, message = generator.asend, (yield item)
+            except GeneratorExit:
+                with mode():
+                    await generator.aclose()
+                raise
+            except BaseException as error:
+                resume, message = generator.athrow, error
 
     return call
 
