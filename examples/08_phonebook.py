@@ -20,8 +20,7 @@ from phonebook_data import BOOK, CALLS, SIZE
 from tinygrad_qkv import Tensor, draw_graph, manual_seed, nn, recording
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import init, optim
-from tinygrad_qkv.viz.maps import attention_map
-from tinygrad_qkv.viz.text import attention_text
+from tinygrad_qkv.viz import attention_map, attention_text
 
 BOOKS = 16  # in a batch
 WIDTH = data.NAME + data.PHONE  # 260 numbers for the name and 60 for the phone make a token

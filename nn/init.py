@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv import ops
+from tinygrad_qkv.ops.creation import Generator, Shape
+from tinygrad_qkv.ops.operands import FLOAT32
 from tinygrad_qkv.random import init_generator
 from tinygrad_qkv.tensor import Tensor
-
-Shape = int | tuple[int, ...] | list[int]
-Generator = np.random.Generator | None
-FLOAT32 = np.dtype(np.float32)
 
 
 def zeros(shape: Shape, *, dtype: Any = FLOAT32) -> Tensor:

@@ -88,7 +88,7 @@ def uniform(
     low: float = 0.0,
     high: float = 1.0,
     *,
-    generator: np.random.Generator | None = None,
+    generator: Generator = None,
     dtype: Any = FLOAT32,
 ) -> Tensor:
     """Numbers drawn evenly from [low, high)."""
@@ -100,7 +100,7 @@ def normal(
     mean: float = 0.0,
     std: float = 1.0,
     *,
-    generator: np.random.Generator | None = None,
+    generator: Generator = None,
     dtype: Any = FLOAT32,
 ) -> Tensor:
     """Numbers drawn from the normal distribution."""

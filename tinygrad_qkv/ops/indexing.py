@@ -8,7 +8,8 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from tinygrad_qkv import kernels
-from tinygrad_qkv.autograd import grad_mode, record, tick
+from tinygrad_qkv.autograd import record, tick
+from tinygrad_qkv.modes import grad_mode
 from tinygrad_qkv.ops.operands import Operand, numeric, plain, tensor
 from tinygrad_qkv.tensor import Tensor
 
