@@ -147,7 +147,7 @@ def backward(
     node, g = _seed(tensor, gradient, "backward()")
     order = ancestry([node])
     leaves = {n for n in order if n.is_leaf and n.requires_grad}
-    found = _sweep({node: g}, order, leaves, create_graph, create_graph if retain_graph is None else retain_graph)
+    found = _sweep({node: g}, order, leaves, create_graph, retain_graph)
     with _deposit, switched(grad_mode, create_graph):
         for leaf, g in found.items():
             leaf.grad = g if leaf.grad is None else leaf.grad + g
@@ -177,14 +177,14 @@ def grad(
     for i, x in enumerate(inputs):
         if not isinstance(x, Tensor) or not x.requires_grad:
             raise RuntimeError(f"grad(): input {i} does not require grad; make it with requires_grad=True")
-    seeds: dict[Node, Any] = {}
+    seeds: dict[Node, Tensor] = {}
     for tensor, gradient in zip(outputs, gradients, strict=True):
         node, g = _seed(tensor, gradient, "grad()")
         seeds[node] = seeds[node] + g if node in seeds else g
     nodes = [leaf_node(x) for x in inputs]
     wanted = set(nodes)
     order = _leading_to(wanted, ancestry(seeds))
-    found = _sweep(seeds, order, wanted, create_graph, create_graph if retain_graph is None else retain_graph)
+    found = _sweep(seeds, order, wanted, create_graph, retain_graph)
     for i, node in enumerate(nodes):
         if node not in found and not allow_unused:
             raise RuntimeError(
@@ -193,7 +193,7 @@ def grad(
     return tuple(found.get(node) for node in nodes)
 
 
-def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Any]:
+def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Tensor]:
     """The node of `tensor` and the gradient that it starts with, checked."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{caller} needs a Tensor, got {type(tensor).__name__}")
@@ -208,13 +208,11 @@ def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Any]:
                 f"{caller} without a gradient needs a scalar, got shape {tensor.shape}; "
                 "reduce it first, e.g. .sum(), or pass a gradient of that shape"
             )
-        return leaf_node(tensor), np.ones_like(tensor._data)
+        return leaf_node(tensor), Tensor.wrap(np.ones_like(tensor._data))
     g = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
     if g.shape != tensor.shape:
         raise ValueError(f"{caller}: gradient of shape {g.shape} for a tensor of shape {tensor.shape}; they must agree")
-    if g.dtype != tensor.dtype:
-        g = g.astype(tensor.dtype)
-    return leaf_node(tensor), g if g.requires_grad else g._data
+    return leaf_node(tensor), g if g.dtype == tensor.dtype else g.astype(tensor.dtype)
 
 
 def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
@@ -227,19 +225,18 @@ def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
 
 
 def _sweep(
-    seeds: dict[Node, Any], order: list[Node], wanted: set[Node], create_graph: bool, retain_graph: bool
+    seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], create_graph: bool, retain_graph: bool | None
 ) -> dict[Node, Tensor]:
     """Run the rules along `order` and return the gradients of the `wanted` nodes.
 
-    An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves.
+    An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves, and
+    the graph is retained unless `retain_graph` says otherwise.
     """
     for node in order:
         _check_usable(node)
+    retain_graph = create_graph if retain_graph is None else retain_graph
     useful = set(order)
-    grads: dict[Node, Any] = {
-        n: (g if isinstance(g, Tensor) else Tensor.wrap(g)) if create_graph else np.asarray(getattr(g, "_data", g))
-        for n, g in seeds.items()
-    }
+    grads: dict[Node, Any] = {node: g if create_graph else g._data for node, g in seeds.items()}
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
     found: dict[Node, Tensor] = {}
     with switched(grad_mode, create_graph), np.errstate(all="ignore"):
