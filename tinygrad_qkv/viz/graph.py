@@ -11,14 +11,14 @@ import numpy as np
 from tinygrad_qkv.autograd import Node, ancestry, leaf_node
 from tinygrad_qkv.tensor import Tensor
 from tinygrad_qkv.viz.boxes import boxed
-from tinygrad_qkv.viz.labels import FONT, Line, Style, label_attributes, quoted
+from tinygrad_qkv.viz.labels import FAINT, FONT, INK, Line, Style, label_attributes, quoted
 from tinygrad_qkv.viz.legend import legend as legend_of
 from tinygrad_qkv.viz.numbers import gradient_words, number, value_words
 from tinygrad_qkv.viz.render import Drawing
 
-# ---- the look: everything that has a colour, a size or a shape stands here
+# ---- the look: everything that has a colour, a size or a shape stands here (the inks of all pictures, in labels.py)
 
-INK, FAINT, GRADIENT = "#1F2328", "#57606A", "#8A1C7C"
+GRADIENT = "#8A1C7C"
 TITLE, FACTS, VALUE = Style(INK, 12, bold=True), Style(FAINT), Style(INK)
 GRAD = Style(GRADIENT)
 FAMILIES = {"Q": ("#005A9C", "#E3EFF9"), "K": ("#B34700", "#FCEBDD"), "V": ("#00704F", "#DFF3EB")}  # ink, tint

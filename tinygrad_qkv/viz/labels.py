@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
+INK, FAINT = "#1F2328", "#57606A"  # of text and lines in all pictures
 FONT = "Arial"  # graphviz-pure knows its widths; viewers without it have a font of the same widths
 PLAIN_ONLY = re.compile(r"[\\\n\t]|^\s|\s$")
 HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.viz import svg
-from tinygrad_qkv.viz.labels import width
+from tinygrad_qkv.viz.labels import FAINT, INK, width
 from tinygrad_qkv.viz.panels import Panel, panels, shortened, token_labels
 
 LIGHT, DARK = (255, 255, 255), (11, 60, 111)  # weight 0 and weight 1; the colours between are linear in the weight
@@ -77,7 +77,7 @@ def _panel(panel: Panel, rows: list[str], columns: list[str]) -> tuple[str, floa
     top = high + (SMALL + 10 if panel.title else 0)
     parts = [svg.text(panel.title, left, SMALL, SMALL + 1, 'font-weight="bold"')] if panel.title else []
     parts.append(f'<g transform="translate({left:.1f} {top:.1f})">{heads}</g>')
-    parts.append(svg.text("query", left - 6, top - 6, font, 'text-anchor="end" font-style="italic"', svg.FAINT))
+    parts.append(svg.text("query", left - 6, top - 6, font, 'text-anchor="end" font-style="italic"', FAINT))
     for i, label in enumerate(rows):
         y = top + i * size
         parts.append(_label(label, left - 6, y + size / 2 + 0.35 * font, font, 'text-anchor="end"'))
@@ -113,14 +113,14 @@ def _cell(panel: Panel, i: int, j: int, x: float, y: float, size: float, pair: s
     fill, mark, said = "white", "", "masked"
     if not panel.attend[i, j]:
         radius = min(1.5, size / 6)
-        mark = f'<circle cx="{x + size / 2:.1f}" cy="{y + size / 2:.1f}" r="{radius:.1f}" fill="{svg.FAINT}"/>'
+        mark = f'<circle cx="{x + size / 2:.1f}" cy="{y + size / 2:.1f}" r="{radius:.1f}" fill="{FAINT}"/>'
     elif np.isnan(weight):
         cross = f"M{x:.1f} {y:.1f}l{size:.1f} {size:.1f}m0 -{size:.1f}l-{size:.1f} {size:.1f}"
-        mark, said = f'<path d="{cross}" stroke="{svg.INK}"/>', "nan"
+        mark, said = f'<path d="{cross}" stroke="{INK}"/>', "nan"
     else:
         fill, said = _color(weight), f"{weight:.4g}"
         if numbers:
-            ink = "white" if weight > 0.5 else svg.INK
+            ink = "white" if weight > 0.5 else INK
             mark = svg.text(f"{weight:.2f}", x + size / 2, y + size / 2 + 4, SMALL, 'text-anchor="middle"', ink)
     return f"<g><title>{svg.escaped(pair)}: {said}</title>{svg.box(x, y, size, size, fill, GRID)}{mark}</g>"
 
@@ -134,7 +134,7 @@ def _scale(x: float, y: float) -> str:
     """The colours from 0 to 1."""
     steps = "".join(svg.box(x + 16 + 10 * i, y, 10, 10, _color(i / 10), GRID) for i in range(11))
     zero, one = (
-        svg.text("0", x, y + 9, SMALL, fill=svg.FAINT),
-        svg.text("1 weight", x + 132, y + 9, SMALL, fill=svg.FAINT),
+        svg.text("0", x, y + 9, SMALL, fill=FAINT),
+        svg.text("1 weight", x + 132, y + 9, SMALL, fill=FAINT),
     )
     return zero + steps + one

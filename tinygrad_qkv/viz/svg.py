@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tinygrad_qkv.viz.labels import HTML, printable
-
-INK, FAINT = "#1F2328", "#57606A"
+from tinygrad_qkv.viz.labels import HTML, INK, printable
 
 
 class Picture:
