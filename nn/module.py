@@ -118,18 +118,20 @@ class Module:
     def _named_places(self) -> list[tuple[str, Parameter]]:
         """Every place of a parameter with its path; a tied one comes several times, a module in two places too."""
         places: list[tuple[str, Parameter]] = []
-        above: set[int] = set()  # a child that refers to its parent must not go round for ever
-
-        def walk(module: Module, prefix: str) -> None:
-            above.add(id(module))
-            for name, member in module.named_members():
+        above = {id(self)}  # a child that refers to its parent must not go round for ever
+        stack: list[tuple[str, Module, Iterator]] = [("", self, self.named_members())]
+        while stack:
+            prefix, module, members = stack[-1]
+            for name, member in members:
                 if isinstance(member, Parameter):
                     places.append((prefix + name, member))
                 elif id(member) not in above:
-                    walk(member, f"{prefix}{name}.")
-            above.discard(id(module))
-
-        walk(self, "")
+                    above.add(id(member))
+                    stack.append((f"{prefix}{name}.", member, member.named_members()))
+                    break
+            else:
+                above.discard(id(module))
+                stack.pop()
         return places
 
     # ---- modes

@@ -1,8 +1,10 @@
 """Module: the tree that is found by walking, names, modes, state, paths in the graph, copies."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -300,3 +302,27 @@ def test_calls_work_under_no_grad():
     with no_grad():
         y = Pair()(np.ones((2, 3), np.float32))
     assert not y.requires_grad
+
+
+def test_a_dropped_model_is_freed_by_reference_counting():
+    """Also after a call and a walk over its tree, which must leave no cycle that holds the parameters."""
+    model = Pair()
+    model(Tensor(np.ones((2, 3), np.float32))).sum().backward()
+    weight = weakref.ref(model.first.weight)
+    gc.collect()
+    gc.disable()
+    try:
+        model(Tensor(np.ones((2, 3), np.float32)))
+        model.state_dict()
+        del model
+        assert weight() is None, "a cycle keeps the parameters"
+    finally:
+        gc.enable()
+
+
+def test_a_tree_deeper_than_the_recursion_limit():
+    model = nn.Linear(2, 2)
+    for _ in range(1500):
+        model = nn.Sequential(model)
+    assert [p.shape for p in model.parameters()] == [(2, 2), (2,)]
+    assert next(iter(model.state_dict())) == "0." * 1500 + "weight"
