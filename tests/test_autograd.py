@@ -332,6 +332,18 @@ def test_backward_refuses_a_saved_operand_that_was_written_to(write):
     assert x.grad is None
 
 
+@pytest.mark.parametrize(
+    ("write", "slope"), [(lambda h: h.__imul__(h), 4.0), (lambda h: h.__itruediv__(h), 0.0)], ids=["*=", "/="]
+)
+def test_a_tensor_may_be_written_with_itself(write, slope):
+    """h *= h is h = h * h: what the rule reads is h before the write."""
+    x = leaf([1.0, 2.0])
+    h = x * 1.0
+    write(h)
+    (h * np.array([1.0, 10.0])).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [slope / 2, slope * 10])
+
+
 def test_backward_refuses_a_saved_result_that_was_written_to():
     x = leaf([1.0, 2.0])
     y = x.exp()

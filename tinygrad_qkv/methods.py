@@ -113,19 +113,19 @@ class Methods:
     # ---- writing in place
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        ops.write(self, lambda before: ops.setitem(before, index, value))
+        ops.write(self, ops.setitem, index, value)
 
     def __iadd__(self, other: Any) -> Tensor:
-        return ops.write(self, lambda before: ops.add(before, other))
+        return ops.write(self, ops.add, other)
 
     def __isub__(self, other: Any) -> Tensor:
-        return ops.write(self, lambda before: ops.sub(before, other))
+        return ops.write(self, ops.sub, other)
 
     def __imul__(self, other: Any) -> Tensor:
-        return ops.write(self, lambda before: ops.mul(before, other))
+        return ops.write(self, ops.mul, other)
 
     def __itruediv__(self, other: Any) -> Tensor:
-        return ops.write(self, lambda before: ops.div(before, other))
+        return ops.write(self, ops.div, other)
 
     # ---- methods: elementwise
 

@@ -18,8 +18,7 @@ def getitem(x: Operand, index: Any) -> Tensor:
     """x[index], with NumPy's basic and advanced indexing and boolean masks; a view for basic ones."""
     x = tensor(x)
     index = _plain_index(index)
-    rule = lambda g, index, shape: add_at(g, index, shape)
-    return record(x._data[index], "getitem", (x,), (index, x.shape), (rule,), ("dx = add_at(g, index, shape)",))
+    return record(x._data[index], "getitem", (x,), (index, x.shape), (add_at,), ("dx = add_at(g, index, shape)",))
 
 
 def _plain_index(index: Any) -> Any:
@@ -91,8 +90,8 @@ def _last_writers(index: Any, shape: tuple[int, ...]) -> np.ndarray | bool:
     return writer[index] == order
 
 
-def write(target: Any, compute: Any) -> Tensor:
-    """Write compute(values before) into the memory of `target`, and let it take over that result's history.
+def write(target: Any, op: Any, *operands: Any) -> Tensor:
+    """Write op(target, *operands) into the memory of `target`, and let it take over that result's history.
 
     Ops that saved the former values refuse in backward (the write is numbered).  A leaf that requires grad refuses,
     and so does a recorded write through memory that other tensors share: their history would not know of it.
@@ -104,7 +103,7 @@ def write(target: Any, compute: Any) -> Tensor:
             "write under no_grad(), or assign t.data"
         )
     before = Tensor.wrap(target._data.copy(), None, target._node)
-    result = compute(before)
+    result = op(before, *(before if x is target else x for x in operands))  # h *= h saves what h was
     if result.shape != target.shape or not np.can_cast(result.dtype, target.dtype, "same_kind"):
         raise ValueError(
             f"cannot write a result of shape {result.shape} and {result.dtype} into shape {target.shape} and "
@@ -154,10 +153,8 @@ def embedding(weight: Operand, ids: Operand) -> Tensor:
     rows = weight.shape[0]
     if ids.size and (ids.min() < 0 or ids.max() >= rows):
         raise IndexError(f"ids from 0 to {rows - 1} fit a table of {rows} rows, got {ids.min()} to {ids.max()}")
-    rule = lambda g, ids, rows: add_rows(g, ids, rows)
-    return record(
-        weight._data[ids], "embedding", (weight,), (ids, rows), (rule,), ("dweight = add_rows(g, ids, rows)",)
-    )
+    y = weight._data[ids]
+    return record(y, "embedding", (weight,), (ids, rows), (add_rows,), ("dweight = add_rows(g, ids, rows)",))
 
 
 def add_rows(g: Any, ids: np.ndarray, rows: int) -> Any:
