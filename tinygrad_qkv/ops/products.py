@@ -15,7 +15,7 @@ from tinygrad_qkv.ops.arithmetic import astype, mul
 from tinygrad_qkv.ops.indexing import getitem
 from tinygrad_qkv.ops.operands import Operand, promoted, tensor
 from tinygrad_qkv.ops.reductions import sum
-from tinygrad_qkv.ops.shapes import broadcast_to, permute, reshape, unsqueeze
+from tinygrad_qkv.ops.shapes import broadcast_to, permute, reshape, squeeze, unsqueeze
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -30,9 +30,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     a = unsqueeze(a, 0) if row else a
     b = unsqueeze(b, 1) if column else b
     y = _matmul(a, b)
-    if row or column:
-        y = reshape(y, *y.shape[:-2], *((y.shape[-1],) if row and not column else (y.shape[-2],) if not row else ()))
-    return y
+    return squeeze(y, (-2,) * row + (-1,) * column) if row or column else y
 
 
 def _refuse_mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> None:
@@ -56,7 +54,8 @@ def _refuse_mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     a, b, x, y = promoted(a, b)
     if a.dtype != b.dtype:  # the rules multiply what is saved here, and a kernel takes one dtype
-        a, b = (t if t.dtype == np.result_type(x, y) else astype(t, np.result_type(x, y)) for t in (a, b))
+        dtype = np.result_type(x, y)
+        a, b = (t if t.dtype == dtype else astype(t, dtype) for t in (a, b))
     return record(
         _product(a._data, b._data),
         "matmul",

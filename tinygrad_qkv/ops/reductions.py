@@ -43,7 +43,7 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -
     x, v = numeric(x)
     axes = _axes(axis, v.ndim)
     y = np.sum(v, axis=axes, keepdims=keepdims)
-    return record(y, "sum", (x,), (x.shape, axes), (lambda g, shape, axes: _spread(g, shape, axes),), ("dx = g",))
+    return record(y, "sum", (x,), (x.shape, axes), (_spread,), ("dx = g",))
 
 
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
