@@ -75,12 +75,13 @@ class _Mode:
         if not callable(function) or isinstance(function, type):
             what = f"the class {function.__name__}" if isinstance(function, type) else type(function).__name__
             raise TypeError(f"@{type(self).__name__}() decorates a function or a method, got {what}")
-        wrapper = _wrap_generator if inspect.isgeneratorfunction(function) else _wrap_function
-        if inspect.iscoroutinefunction(function):
-            wrapper = _wrap_coroutine
-        if inspect.isasyncgenfunction(function):
-            wrapper = _wrap_async_generator
-        return functools.wraps(function)(wrapper(function, type(self)))
+        kinds = (
+            (inspect.isgeneratorfunction, _wrap_generator),
+            (inspect.iscoroutinefunction, _wrap_coroutine),
+            (inspect.isasyncgenfunction, _wrap_async_generator),
+        )
+        wrap = next((wrap for is_kind, wrap in kinds if is_kind(function)), _wrap_function)
+        return functools.wraps(function)(wrap(function, type(self)))
 
 
 def _wrap_function(function: Any, mode: type[_Mode]) -> Any:
