@@ -112,6 +112,12 @@ def test_a_measure_holds_at_its_bound_and_not_beyond():
     assert not console.Measure("m", float("nan"), ">=", 0.5).holds
 
 
+def test_a_table_sets_numbers_right_and_floats_to_three_decimals():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        console.table(["name", "typos", "share"], [["eva", 0, 0.12345], ["jindrich", 10, 1.0]])
+    assert out.getvalue() == "  name       typos   share\n  eva            0   0.123\n  jindrich      10   1.000\n\n"
+
+
 class Terminal(io.StringIO):
     """An output that says it is a terminal."""
 
