@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from op_gradients import gradient, second_gradient, value_and_gradients
 
-from tinygrad_qkv import Tensor, ops
+from tinygrad_qkv import Tensor, no_grad, ops
 
 INF, NAN = np.inf, np.nan
 FLOAT, LONG, BOOL = np.float32, np.int64, np.bool_
@@ -121,6 +121,27 @@ def test_arrays_keep_their_dtype_and_lists_are_constants():
     x = Tensor([1.0, 2.0], requires_grad=True)
     assert (x * np.ones(2)).dtype == np.float64
     assert (x * [1, 2]).dtype == (x * [0.5, 2.0]).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: x * [w, 3.0],
+        lambda x, w: (w, w) + x,
+        lambda x, w: [[w, w], [1.0, 2.0]] @ x,
+        lambda x, w: ops.where([True, False], [w, w], x),
+        lambda x, w: ops.softmax([w, w]),
+        lambda x, w: ops.cat([[w, w], x]),
+    ],
+    ids=["*", "+", "@", "where", "softmax", "cat"],
+)
+def test_a_list_of_tensors_that_require_grad_is_not_silently_a_constant(call):
+    x, w = Tensor([1.0, 2.0], requires_grad=True), Tensor(3.0, requires_grad=True)
+    with pytest.raises(TypeError, match=r"would cut them off.*stack"):
+        call(x, w)
+    assert not call(x.detach(), w.detach()).requires_grad
+    with no_grad():
+        call(x, w)
 
 
 @pytest.mark.parametrize("other", [None, "a", 1j, object()])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv.modes import grad_mode
 from tinygrad_qkv.tensor import Tensor
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -27,12 +28,25 @@ def operand(value: Operand) -> Tensor | float:
         return value
     if not is_numeric(value):
         raise TypeError(f"an op takes tensors, numbers and arrays, got {type(value).__name__}")
-    return Tensor(value)
+    return _constant(value)
 
 
 def tensor(value: Operand) -> Tensor:
     """A Tensor as it is, anything else as a new constant."""
-    return value if isinstance(value, Tensor) else Tensor(value)
+    return value if isinstance(value, Tensor) else _constant(value)
+
+
+def _constant(value: Any) -> Tensor:
+    """A copy without history; a list with a tensor that has one raises, since its gradient would silently be lost."""
+    if isinstance(value, (list, tuple)) and grad_mode.get() and _holds_history(value):
+        raise TypeError("this list holds tensors that require grad, and would cut them off; join them: stack([a, b])")
+    return Tensor(value)
+
+
+def _holds_history(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_history, value))
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any, Any]:
