@@ -50,7 +50,8 @@ from tinygrad_qkv.ops.creation import (
     zeros_like,
 )
 from tinygrad_qkv.ops.entropy import cross_entropy
-from tinygrad_qkv.ops.indexing import add_at, add_rows, embedding, getitem, setitem, take_along_axis, write
+from tinygrad_qkv.ops.in_place import write
+from tinygrad_qkv.ops.indexing import add_at, add_rows, embedding, getitem, setitem, take_along_axis
 from tinygrad_qkv.ops.joining import cat, chunk, meshgrid, split, stack, unbind
 from tinygrad_qkv.ops.normalisation import layer_norm, log_softmax, softmax
 from tinygrad_qkv.ops.operands import is_numeric, tensor
