@@ -127,7 +127,7 @@ def test_arrays_keep_their_dtype_and_lists_are_constants():
     "call",
     [
         lambda x, w: x * [w, 3.0],
-        lambda x, w: (w, w) + x,
+        lambda x, w: (w, 1.0) - x,
         lambda x, w: [[w, w], [1.0, 2.0]] @ x,
         lambda x, w: ops.where([True, False], [w, w], x),
         lambda x, w: ops.softmax([w, w]),
