@@ -208,6 +208,17 @@ def test_grad_of_an_inner_tensor_and_of_several_outputs():
     h = x * 3.0
     (gh,) = grad([h.sum(), (h * h).sum()], h, grad_outputs=[2.0, 1.0])
     np.testing.assert_allclose(gh, 2 + 2 * np.array([3.0, 6.0]))
+    (twice,) = grad([h, h], x, grad_outputs=[np.array([1.0, 0.0]), np.array([10.0, 10.0])])
+    np.testing.assert_allclose(twice, [33.0, 30.0])
+
+
+def test_grad_of_an_inner_tensor_leaves_what_made_it_for_later():
+    x = leaf([1.0, 2.0])
+    h = x * x
+    (gh,) = grad((h * 3.0).sum(), h)
+    h.backward(gh)  # the way on from h, which the call above had no need of
+    np.testing.assert_allclose(x.grad, 3 * 2 * np.array([1.0, 2.0]))
+    np.testing.assert_allclose(grad((h * 5.0).sum(), h)[0], 5)  # nor does it need what is freed by now
 
 
 def test_grad_prunes_what_does_not_lead_to_the_inputs():
@@ -495,6 +506,14 @@ def test_the_record_is_not_changed_by_a_later_step():
     loss.backward()
     w.data -= w.grad.data
     assert w._node.value.tolist() == [1, 2]
+
+
+def test_the_record_of_an_inner_tensor_is_not_changed_by_a_write():
+    with recording():
+        h = leaf([1.0, 2.0]) * 3.0
+        tripled = h._node
+        h += 1.0
+    assert tripled.value.tolist() == [3, 6] and h._node.value.tolist() == [4, 7]
 
 
 def test_a_saved_output_is_the_result_itself_on_every_order():

@@ -232,10 +232,12 @@ def _sweep(
     An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves, and
     the graph is retained unless `retain_graph` says otherwise.
     """
-    for node in order:
-        _check_usable(node)
     retain_graph = create_graph if retain_graph is None else retain_graph
     useful = set(order)
+    ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
+    for node in order:
+        if node not in ends:
+            _check_usable(node)
     grads: dict[Node, Any] = {node: g if create_graph else g._data for node, g in seeds.items()}
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
     found: dict[Node, Tensor] = {}
@@ -246,9 +248,9 @@ def _sweep(
                 continue
             if node in wanted:
                 found[node] = g.clone() if create_graph else Tensor.wrap(g if node in owned else np.array(g, order="C"))
-            if node.parents:
-                if node.value is not None:
-                    node.grad = g.detach() if create_graph else Tensor.wrap(g.copy())
+            if node.value is not None and node.parents:
+                node.grad = g.detach() if create_graph else Tensor.wrap(g.copy())
+            if node not in ends:
                 _pull(node, g, grads, owned, useful, create_graph)
                 if not retain_graph:
                     node.saved, node.pullbacks, node.output = (), None, None
