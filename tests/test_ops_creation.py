@@ -81,6 +81,14 @@ def test_a_seed_is_a_non_negative_integer(seed, error):
         manual_seed(seed)
 
 
+def test_dropout_draws_from_a_stream_of_its_own():
+    manual_seed(5)
+    weights = ops.normal((7,)).tolist()
+    manual_seed(5)
+    ops.dropout(ops.ones(7), 0.5)
+    assert ops.normal((7,)).tolist() == weights
+
+
 def test_grids():
     rows, columns = ops.meshgrid(Tensor([1, 2]), Tensor([3, 4, 5]))
     assert rows.tolist() == [[1, 1, 1], [2, 2, 2]] and columns.tolist() == [[3, 4, 5], [3, 4, 5]]
