@@ -94,6 +94,7 @@ def test_a_bias_gets_its_gradient_and_none_at_minus_infinity():
     bias = Tensor(np.where(np.arange(S) == 2, -INF, 0.5), requires_grad=True)
     attention(q, k, v, bias=bias).square().sum().backward()
     assert bias.grad.data[2] == 0 and np.isfinite(bias.grad.data).all() and (bias.grad.data[3:] != 0).all()
+    assert np.isnan(attention(q, k, v, bias=np.where(np.arange(S) == 2, INF, 0)).data).all()  # no mask, but a mistake
 
 
 def test_integers_and_float32_keep_to_float32():

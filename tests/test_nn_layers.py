@@ -333,6 +333,14 @@ def test_dropout_of_a_block():
     np.testing.assert_array_equal(block(x), block(x))
 
 
+def test_a_block_drops_in_four_places():
+    """With p = 1 each place is told apart by what is left: biases, which are not 0."""
+    block, x = filled(nn.TransformerBlock(D, H, 7, dropout=1.0)), numbers(B, T, D)
+    np.testing.assert_array_equal(block(x), x)  # both parts' results
+    np.testing.assert_array_equal(block.attn(x), np.broadcast_to(block.attn.b_O, x.shape))  # the weights
+    np.testing.assert_array_equal(block.feed(x), np.broadcast_to(block.feed.down.bias, x.shape))  # the hidden layer
+
+
 def test_sinusoidal_positions_by_hand():
     positions = nn.SinusoidalPositions(4)
     x = Tensor(np.ones((2, 3, 4), np.float32), requires_grad=True)
