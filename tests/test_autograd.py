@@ -450,6 +450,10 @@ def test_a_recorded_write_through_shared_memory_is_refused():
     del first
     y[0] = y[0] + 1.0  # a view that is gone does not stand in the way
     assert y.tolist() == [3, 4]
+    cut = y.detach()
+    with pytest.raises(RuntimeError, match="shares its memory"):
+        y += x
+    assert cut.tolist() == [3, 4]
 
 
 def test_a_write_keeps_shape_and_dtype():

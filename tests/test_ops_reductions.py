@@ -138,6 +138,13 @@ def test_the_value_of_nothing(name, value):
     assert dx.shape == none.shape == (0,)
 
 
+@pytest.mark.parametrize("name", ["var", "std"])
+@pytest.mark.parametrize("ddof", [2, 3])
+def test_too_few_elements_for_ddof_divide_by_zero_as_in_numpy(name, ddof):
+    y, dx = value_and_gradients(lambda x: getattr(ops, name)(x, ddof=ddof), [1.0, 3.0])
+    assert y == INF and np.isnan(dx).all()
+
+
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
 def test_nothing_has_no_extreme(name):
     with pytest.raises(ValueError):
