@@ -70,7 +70,7 @@ def test_the_refusal_names_the_line_when_recorded():
         h = x * 2.0
         y = (h * h).sum()
     h += 1.0
-    with pytest.raises(RuntimeError, match=r"recorded at .*test_autograd\.py:\d+"):
+    with pytest.raises(RuntimeError, match=r"recorded at .*test_ops_in_place\.py:\d+"):
         y.backward()
 
 
