@@ -123,7 +123,6 @@ def clone(a: Operand) -> Tensor:
 def astype(a: Operand, dtype: Any) -> Tensor:
     """A copy of another dtype; gradients flow between float dtypes, and are cast back by the engine."""
     a, dtype = tensor(a), np.dtype(dtype)
-    y = a._data.astype(dtype)
     if dtype.char not in "fd" or a.dtype.char not in "fd":
-        return Tensor(y)
-    return record(y, "astype", (a,), (), (lambda g: g,), ("da = g",))
+        return Tensor(a._data, dtype)
+    return record(a._data.astype(dtype), "astype", (a,), (), (lambda g: g,), ("da = g",))

@@ -86,6 +86,7 @@ def promoted(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, 
 
 
 def _mixed(a: Any, b: Any, to_float: bool) -> tuple[Any, Any, Any, Any]:
+    """`promoted` for operands that do not pass as they are."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         a = Tensor(a)
     x = a._data if isinstance(a, Tensor) else a
