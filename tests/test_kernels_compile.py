@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import pytest
 
-from tinygrad_qkv import kernels
+from tinygrad_qkv import kernels, locks
 from tinygrad_qkv.kernels import compile as compiling
 
 # Adds up rows 0..3 under the ids 0, 1, 1, 0; prints the result and whether it came from the disk.
@@ -34,6 +34,7 @@ class Copy:
         self.kernels = folder / "tinygrad_qkv" / "kernels"
         shutil.copytree(Path(kernels.__file__).parent, self.kernels, ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "tinygrad_qkv" / "__init__.py").touch()
+        shutil.copy(locks.__file__, folder / "tinygrad_qkv")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
         self.env |= {"PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")}
         self.folder = folder

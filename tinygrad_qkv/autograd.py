@@ -7,17 +7,17 @@ Nodes are numbered in the order of their creation, so the reverse of that order 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.modes import Frame, Line, grad_mode, module_frame, recording_mode, switched, user_line
 from tinygrad_qkv.tensor import Memory, Tensor
 
 tick = itertools.count(1).__next__  # numbers nodes and in-place writes in one sequence
-_deposit = threading.Lock()  # two threads may add to the gradient of one leaf
+_deposit = fork_safe_lock()  # two threads may add to the gradient of one leaf
 
 
 class _Output:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 
-_lock = threading.Lock()
+from tinygrad_qkv.locks import fork_safe_lock
+
+_lock = fork_safe_lock()
 _streams: dict[str, np.random.Generator] = {}
 
 

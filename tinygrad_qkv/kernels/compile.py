@@ -26,6 +26,7 @@ from numba.core.caching import FunctionCache
 from numba.core.serialize import dumps as _dumps
 
 from tinygrad_qkv.kernels import threads
+from tinygrad_qkv.locks import fork_safe_lock
 
 JIT = not numba.config.DISABLE_JIT
 
@@ -119,7 +120,7 @@ class Kernel:
         return dispatcher
 
 
-_compiling = threading.RLock()
+_compiling = fork_safe_lock()
 
 
 def _hash_of_sources() -> bytes | None:
