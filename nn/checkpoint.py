@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -73,10 +74,15 @@ def _collect(obj: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a new file beside `path`, bring it to the disk, and put it in the place of the old one in one step."""
+    """Write a new file beside `path`, bring it to the disk, and put it in the place of the old one in one step.
+
+    The old file's permissions stay: what was private must not become readable by others.
+    """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(new, "xb") as file:
+            if path.exists():
+                shutil.copymode(path, new)
             write(file)
             file.flush()
             os.fsync(file.fileno())

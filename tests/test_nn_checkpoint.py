@@ -165,6 +165,14 @@ def test_a_failing_disk_leaves_the_former_file_alone(path, monkeypatch):
         assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permissions for groups")
+def test_a_private_file_stays_private(path):
+    nn.save({"x": np.zeros(3)}, path)
+    path.chmod(0o600)
+    nn.save({"x": np.ones(3)}, path)
+    assert path.stat().st_mode & 0o777 == 0o600 and nn.load(path)["x"].tolist() == [1, 1, 1]
+
+
 def test_a_link_is_followed(path, tmp_path):
     (tmp_path / "real").mkdir()
     target = tmp_path / "real" / f"target{path.suffix}"
