@@ -165,7 +165,8 @@ def grad(
     """The gradients of `outputs` with respect to `inputs` (leaves or inner tensors), as a tuple; no `.grad` changes.
 
     `grad_outputs` gives one gradient per output, each of its output's shape; None means 1 and is for scalars.
-    Several outputs add up.  An input that no output depends on raises, or gives None under `allow_unused`.
+    Several outputs add up.  An input that no output depends on raises, or gives None under `allow_unused`.  What the
+    ops from the inputs to the outputs saved is freed, unless `retain_graph`, which defaults to `create_graph`.
     """
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
