@@ -138,7 +138,7 @@ class SGD(Optimizer):
                 state["momentum"] *= momentum
                 state["momentum"] += g
             else:
-                state["momentum"] = np.array(g)
+                state["momentum"] = np.array(g, dtype=p.dtype)
             g = g + momentum * state["momentum"] if group["nesterov"] else state["momentum"]
         p -= group["lr"] * g
 
@@ -220,6 +220,7 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float) -> float:
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is positive, got {max_norm}")
+    max_norm = float(max_norm)  # a NumPy scalar would make float64 of float32
     parameters = [params] if isinstance(params, Tensor) else list(params)
     grads = [(i, p, p.grad) for i, p in enumerate(parameters) if p.grad is not None and p.grad.size]
     for i, p, g in grads:

@@ -223,6 +223,17 @@ def test_clipping_scales_all_gradients_together():
     assert optim.clip_grad_norm([r], 1.0) == 0
 
 
+def test_numpy_scalars_as_settings_keep_float32():
+    p, q = leaf([1.0, 2.0], np.float32), leaf([1.0, 2.0], np.float32)
+    p.grad = Tensor(np.array([3.0, 4.0], np.float32))
+    assert optim.clip_grad_norm([p], np.sqrt(4.0)) == pytest.approx(5)
+    np.testing.assert_allclose(p.grad, [1.2, 1.6], rtol=1e-6)
+    optimizer = optim.SGD([p], lr=np.float64(0.1), momentum=np.float64(0.9), weight_decay=np.float64(0.1))
+    optimizer.step()
+    assert p.dtype == np.float32
+    optim.SGD([q], momentum=0.9).load_state_dict(optimizer.state_dict())
+
+
 def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     p, q = leaf([1.0]), leaf([1.0])
     q.name = "head.bias"

@@ -100,6 +100,14 @@ def test_python_and_numpy_scalars_are_weak_on_both_sides(op, scalar):
         assert y.dtype == x.grad.dtype == dtype
 
 
+@pytest.mark.parametrize("f", [ops.dropout, ops.norm, ops.elu, ops.leaky_relu, ops.clip])
+def test_a_numpy_scalar_as_setting_is_weak_too(f):
+    x = Tensor([1.5, 2.5], requires_grad=True)
+    y = f(x, np.float64(1.0) if f is ops.norm else np.float64(0.5)).sum()
+    y.backward()
+    assert y.dtype == x.grad.dtype == np.float32
+
+
 def test_operators_take_a_scalar_on_the_left():
     x = Tensor([1.0, 2.0], requires_grad=True)
     for y, values in (

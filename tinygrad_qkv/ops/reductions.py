@@ -193,6 +193,7 @@ def norm(x: Operand, ord: float = 2, axis: Axes = None, keepdims: bool = False, 
         return max(abs(x), axis, keepdims)
     if ord <= 0:
         raise ValueError(f"norm's ord is positive or inf, got {ord}")
+    ord = float(ord)  # a NumPy scalar would make float64 of float32
     x, v = floating(x)
     axes = _axes(axis, v.ndim)
     if ord == 2:

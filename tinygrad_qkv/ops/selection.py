@@ -78,7 +78,8 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
     number of threads.  Source: Srivastava et al. 2014, in the scaled form that needs nothing at inference.
     """
     x, v = floating(x)
-    if probability(p) == 0:
+    p = probability(p)
+    if p == 0:
         return x
     bits = np.random.Generator(np.random.Philox(key=dropout_seed(generator)))
     keep = bits.random(v.shape, dtype=np.float32) >= p
@@ -89,7 +90,7 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
 
 
 def probability(p: float) -> float:
-    """p, if it is a probability; dropout checks it, and so do the layers when they are made."""
+    """p as a Python number, if it is a probability; dropout checks it, and so do the layers when they are made."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
-    return p
+    return float(p)  # a NumPy scalar would make float64 of float32
