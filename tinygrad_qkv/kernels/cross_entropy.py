@@ -19,13 +19,14 @@ def cross_entropy(
     """loss[n] = (1 - s) * (lse[n] - x[n, t]) + s * mean over c of (lse[n] - x[n, c]), lse = log(sum over c of exp(x)).
 
     x = logits (N, C), float32 or float64; t = targets[n] (N,), int64, each ignore_index or in [0, C), which the caller
-    has checked; s = label_smoothing. Gives losses (N,), 0 where ignored, and lse (N,) in float64. Without smoothing a
-    logit of -inf in another class leaves the loss finite. Logits that share a large offset cost no precision: the row's
-    maximum is taken off before anything is rounded, and float64 holds it and the logarithm of the sum in one number.
+    has checked; s = label_smoothing. Gives losses (N,), 0 where ignored, and lse in two parts (2, N): the maximum
+    and the logarithm of the sum of exp(x - maximum). Without smoothing a logit of -inf in another class leaves the loss
+    finite. Logits that share an offset of any size cost no precision: the maximum is taken off before anything is
+    rounded, and no single number has to hold both parts.
     """
     x = contiguous(logits, "cross_entropy")
     targets = _checked("cross_entropy", x, targets)
-    losses, logsumexp = np.empty(len(x), x.dtype), np.empty(len(x), np.float64)
+    losses, logsumexp = np.empty(len(x), x.dtype), np.empty((2, len(x)), x.dtype)
     parallel = x.size >= PARALLEL_FROM["cross_entropy"]
     if len(x):
         _losses(x, targets, ignore_index, 1 - label_smoothing, label_smoothing, losses, logsumexp, parallel=parallel)
@@ -42,16 +43,14 @@ def cross_entropy_pullback(
 ) -> np.ndarray:
     """dx[n, c] = g[n] * (exp(x[n, c] - lse[n]) - (1 - s) * (c == t) - s / C); exactly 0 in ignored rows.
 
-    g (N,) is the gradient of the losses; the rest as given to, and by, `cross_entropy`. Gives dx (N, C). An ignored row
-    is 0 whatever stands in it.
+    g (N,) is the gradient of the losses; the rest, with lse in its two parts (2, N), as given to, and by,
+    `cross_entropy`. Gives dx (N, C). An ignored row is 0 whatever stands in it.
     """
     name = "cross_entropy_pullback"
     x, g, logsumexp = contiguous(logits, name), contiguous(g, name), contiguous(logsumexp, name)
     targets = _checked(name, x, targets)
-    one_dtype(name, x, g)
-    if logsumexp.dtype != np.float64:
-        raise TypeError(f"{name}: logsumexp is float64, as cross_entropy gives it, got {logsumexp.dtype}")
-    shapes_fit(name, g=(g, (len(x),)), logsumexp=(logsumexp, (len(x),)))
+    one_dtype(name, x, g, logsumexp)
+    shapes_fit(name, g=(g, (len(x),)), logsumexp=(logsumexp, (2, len(x))))
     dx = np.empty(x.shape, x.dtype)
     if x.size:
         spread = label_smoothing / x.shape[1]
@@ -71,7 +70,7 @@ def _checked(name: str, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def _losses_types(scalar: types.Type) -> tuple[types.Type, ...]:
     rows, classes, column = array_in(scalar, 2), array_in(types.int64, 1), array_out(scalar, 1)
-    return rows, classes, types.int64, scalar, scalar, column, array_out(types.float64, 1)
+    return rows, classes, types.int64, scalar, scalar, column, array_out(scalar, 2)
 
 
 @kernel(arguments=_losses_types)
@@ -80,7 +79,7 @@ def _losses(x, targets, ignore_index, sure, smoothing, losses, logsumexp):
     for n in prange(x.shape[0]):
         top = row_max(x[n])
         above = x.dtype.type(math.log(row_sum_exp(x[n], top)))
-        logsumexp[n] = np.float64(top) + np.float64(above)
+        logsumexp[0, n], logsumexp[1, n] = top, above
         losses[n] = 0
         if targets[n] != ignore_index:
             losses[n] = sure * (above - (x[n, targets[n]] - top))
@@ -90,7 +89,7 @@ def _losses(x, targets, ignore_index, sure, smoothing, losses, logsumexp):
 
 def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
     rows, classes, column = array_in(scalar, 2), array_in(types.int64, 1), array_in(scalar, 1)
-    return rows, classes, array_in(types.float64, 1), column, types.int64, scalar, scalar, array_out(scalar, 2)
+    return rows, classes, array_in(scalar, 2), column, types.int64, scalar, scalar, array_out(scalar, 2)
 
 
 @kernel(arguments=_gradient_types)
@@ -100,13 +99,11 @@ def _logit_gradients(x, targets, logsumexp, g, ignore_index, sure, spread, dx):
         if targets[n] == ignore_index:
             dx[n] = 0
         else:
-            lse = x.dtype.type(logsumexp[n])
-            rest = x.dtype.type(logsumexp[n] - np.float64(lse))
-            _share_gradients(x[n], lse, rest, spread, g[n], dx[n])
+            _share_gradients(x[n], logsumexp[0, n], logsumexp[1, n], spread, g[n], dx[n])
             dx[n, targets[n]] -= g[n] * sure
 
 
-@kernel(plain=lambda x, lse, rest, spread, g, dx: np.multiply(exp((x - lse) - rest) - spread, g, out=dx))
-def _share_gradients(x, lse, rest, spread, g, dx):
+@kernel(plain=lambda x, top, above, spread, g, dx: np.multiply(exp((x - top) - above) - spread, g, out=dx))
+def _share_gradients(x, top, above, spread, g, dx):
     for c in range(x.shape[0]):
-        dx[c] = (exp((x[c] - lse) - rest) - spread) * g
+        dx[c] = (exp((x[c] - top) - above) - spread) * g
