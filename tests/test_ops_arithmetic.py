@@ -235,6 +235,11 @@ def test_where_never_lets_the_other_branch_through():
     np.testing.assert_array_equal(db, [0, 2, 2])
 
 
+def test_where_names_the_shapes_that_do_not_broadcast():
+    with pytest.raises(ValueError, match=r"\(3,\) and \(2,\) do not broadcast"):
+        ops.where(np.ones(3, bool), Tensor([1.0, 2.0]), 0.0)
+
+
 def test_where_selects_gradients_too():
     """An infinite gradient of the other branch is dropped, not multiplied by 0."""
     keep = np.array([True, False])

@@ -211,3 +211,17 @@ def test_a_sum_of_many_float32_is_pairwise():
 def test_a_node_of_a_reduction_saves_no_array_that_it_does_not_need():
     x = Tensor(X, requires_grad=True)
     assert not [s for s in x.sum(0)._node.saved if isinstance(s, (Tensor, np.ndarray))]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_variance_of_numbers_with_a_large_mean_in_float32(axis):
+    """The rounding of the mean itself, 0.03 here, would be in every deviation."""
+    small = np.random.default_rng(0).normal(size=(1001, 1001)).astype(np.float32)
+    values = (np.float32(1e6) + small).astype(np.float32)
+    expected = np.var(values.astype(np.float64), axis=axis)
+    np.testing.assert_allclose(Tensor(values).var(axis), expected, rtol=1e-5)
+    x = Tensor(values, requires_grad=True)
+    x.std(axis).sum().backward()
+    centred = values.astype(np.float64) - np.mean(values.astype(np.float64), axis=axis, keepdims=True)
+    gradient = centred / np.sqrt(np.expand_dims(expected, axis)) / 1001
+    np.testing.assert_allclose(x.grad, gradient, rtol=1e-5, atol=1e-7)

@@ -56,13 +56,18 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
     """
     a, b, x, y = promoted(a, b, to_float)
     if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.shape != y.shape:
-        for axis, (m, n) in enumerate(zip(x.shape[::-1], y.shape[::-1], strict=False), start=1):
-            if 1 != m != n != 1:
-                raise ValueError(
-                    f"shapes {x.shape} and {y.shape} do not broadcast: their axes -{axis} have sizes {m} and {n}, "
-                    "which must be equal, or one of them 1; reshape, transpose or unsqueeze an operand"
-                )
+        broadcast_together(x.shape, y.shape)
     return a, b, x, y
+
+
+def broadcast_together(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """Raise ValueError, with the axis and a way out, unless two shapes broadcast."""
+    for axis, (m, n) in enumerate(zip(a[::-1], b[::-1], strict=False), start=1):
+        if 1 != m != n != 1:
+            raise ValueError(
+                f"shapes {a} and {b} do not broadcast: their axes -{axis} have sizes {m} and {n}, which must be equal, "
+                "or one of them 1; reshape, transpose or unsqueeze an operand"
+            )
 
 
 def promoted(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any, Any]:

@@ -143,8 +143,12 @@ def _variance(v: np.ndarray, axes: tuple[int, ...], n: int, keepdims: bool) -> n
 
 
 def _centred(x: Any, axes: tuple[int, ...]) -> Any:
-    """x minus its mean."""
-    return x - np.sum(x, axis=axes, keepdims=True) / _count(x.shape, axes) if x.size else x
+    """x minus its mean.  A second subtraction takes out what rounding has left of a large mean."""
+    n = _count(x.shape, axes)
+    if not x.size:
+        return x
+    centred = x - np.sum(x, axis=axes, keepdims=True) / n
+    return centred - np.sum(centred, axis=axes, keepdims=True) / n
 
 
 def _var_pullback(g: Any, x: Any, axes: tuple[int, ...], n: int) -> Any:

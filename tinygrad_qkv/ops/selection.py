@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import record
-from tinygrad_qkv.ops.operands import Operand, floating, numeric, pair, plain
+from tinygrad_qkv.ops.operands import Operand, broadcast_together, floating, numeric, pair, plain
 from tinygrad_qkv.random import dropout_seed
 from tinygrad_qkv.tensor import Tensor
 
@@ -16,6 +16,8 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     """a where the boolean condition holds, else b; all three broadcast."""
     keep = _mask(condition, "where's condition")
     a, b, x, y = pair(a, b)
+    for v in (x, y):
+        broadcast_together(keep.shape, np.shape(v))
     rules = (lambda g, keep: np.where(keep, g, 0), lambda g, keep: np.where(keep, 0, g))
     formulas = ("da = where(keep, g, 0)", "db = where(keep, 0, g)")
     return record(np.where(keep, x, y), "where", (a, b), (keep,), rules, formulas)
