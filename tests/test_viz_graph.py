@@ -382,6 +382,7 @@ def test_a_tensor_without_a_graph_is_refused_with_the_reason():
     [
         (([],), {}, ValueError, "empty list"),
         (([1.0],), {}, TypeError, "float"),
+        ((3,), {}, TypeError, "a Tensor, or a list of Tensors, got int"),
         ((None,), {"level": "module"}, ValueError, "level='op'"),
         ((None,), {"direction": "up"}, ValueError, "'TB'"),
         ((None,), {"names": {"x": 1}}, TypeError, "'label': tensor"),

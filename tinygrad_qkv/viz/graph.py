@@ -89,12 +89,12 @@ def draw_graph(
 
 def _roots(tensor: Tensor | Sequence[Tensor]) -> set[Node]:
     """The nodes to start from, checked."""
-    tensors = [tensor] if isinstance(tensor, Tensor) else list(tensor)
+    tensors = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
     if not tensors:
         raise ValueError("draw_graph got an empty list; give it a tensor, or a list of tensors")
     for t in tensors:
         if not isinstance(t, Tensor):
-            raise TypeError(f"draw_graph draws Tensors, got {type(t).__name__}")
+            raise TypeError(f"draw_graph draws a Tensor, or a list of Tensors, got {type(t).__name__}")
         if not t.requires_grad:
             raise RuntimeError(
                 f"this tensor of shape {t.shape} has no graph: nothing that it was made from requires grad "
