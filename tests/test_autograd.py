@@ -359,6 +359,13 @@ def test_the_record_of_an_inner_tensor_is_not_changed_by_a_write():
     assert tripled.value.tolist() == [3, 6] and h._node.value.tolist() == [4, 7]
 
 
+def test_a_rule_may_give_a_constant_on_every_order():
+    x = leaf([1.0, 2.0])
+    y = record(3 * x.data, "triple", (x,), (np.full(2, 3.0),), (lambda g, c: c,), ("dx = c",))
+    (first,) = grad(y.sum(), x, create_graph=True)
+    assert isinstance(first, Tensor) and first.tolist() == [3, 3]
+
+
 def test_a_saved_output_is_the_result_itself_on_every_order():
     seen = []
 

@@ -7,6 +7,7 @@ Nodes are numbered in the order of their creation, so the reverse of that order 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tinygrad_qkv.modes import Frame, Line, grad_mode, module_frame, recording_m
 from tinygrad_qkv.tensor import Memory, Tensor
 
 tick = itertools.count(1).__next__  # numbers nodes and in-place writes in one sequence
+_number = operator.attrgetter("number")
 _deposit = fork_safe_lock()  # two threads may add to the gradient of one leaf
 
 
@@ -37,21 +39,28 @@ class Node:
     rule per parent, or one function that returns the contributions to all of them; None once backward has freed it.
     """
 
-    parents: tuple[Node | float, ...] = ()
-    saved: tuple = ()
-    pullbacks: tuple[Callable | None, ...] | Callable | None = ()
-    formulas: tuple[str, ...] = ()
-    output: np.ndarray | None = None
+    output: np.ndarray | None = None  # the result, where a rule reads it
     name: str | None = None
-    frame: Frame | None = None
-    line: Line | None = None
+    line: Line | None = None  # this and the next two only under `recording()`
     value: np.ndarray | None = None
     grad: Tensor | None = None
 
-    def __init__(self, op: str, array: np.ndarray, memory: Memory, requires_grad: bool):
-        self.op, self.shape, self.dtype, self.memory = op, array.shape, array.dtype, memory
+    def __init__(
+        self,
+        op: str,
+        array: np.ndarray,
+        memory: Memory,
+        requires_grad: bool,
+        parents: tuple[Node | float, ...] = (),
+        saved: tuple = (),
+        pullbacks: tuple[Callable, ...] | Callable | None = (),
+        formulas: tuple[str, ...] = (),
+        frame: Frame | None = None,
+    ):
         self.number = tick()
-        self.requires_grad = requires_grad
+        self.op, self.shape, self.dtype, self.memory = op, array.shape, array.dtype, memory
+        self.requires_grad, self.parents, self.frame = requires_grad, parents, frame
+        self.saved, self.pullbacks, self.formulas = saved, pullbacks, formulas
 
     @property
     def is_leaf(self) -> bool:
@@ -75,7 +84,7 @@ def record(
     op: str,
     parents: tuple[Tensor | float, ...],
     saved: tuple = (),
-    pullbacks: tuple[Callable | None, ...] | Callable = (),
+    pullbacks: tuple[Callable, ...] | Callable = (),
     formulas: tuple[str, ...] = (),
 ) -> Tensor:
     """Wrap an op's result as a Tensor and, where a parent requires grad, put the op on the tape.
@@ -90,19 +99,20 @@ def record(
     out = Tensor.wrap(y)
     if y.base is not None:
         _share_memory(out, parents)
-    if not grad_mode.get():
-        return out
     for p in parents:
         if isinstance(p, Tensor) and p._node is not None and p._node.requires_grad:
             break
     else:
         return out
-    node = out._node = Node(op, y, out._memory, True)
-    node.parents = tuple([(p._node or leaf_node(p)) if isinstance(p, Tensor) else p for p in parents])
-    node.saved, node.pullbacks, node.formulas = saved, pullbacks, formulas
+    if not grad_mode.get():
+        return out
+    nodes: list[Any] = []
+    for p in parents:  # a number stands for itself
+        nodes.append((p._node or leaf_node(p)) if isinstance(p, Tensor) else p)
+    node = Node(op, y, out._memory, True, tuple(nodes), saved, pullbacks, formulas, module_frame.get())
+    out._node = node
     if saved and saved[0] is OUTPUT:
         node.output = y
-    node.frame = module_frame.get()
     if recording_mode.get():
         _keep_values(node, y, parents)
     return out
@@ -134,7 +144,7 @@ def ancestry(roots: Iterable[Node]) -> list[Node]:
             if type(parent) is Node and parent not in seen:
                 seen.add(parent)
                 stack.append(parent)
-    return sorted(seen, key=lambda node: node.number, reverse=True)
+    return sorted(seen, key=_number, reverse=True)
 
 
 def backward(
@@ -234,10 +244,10 @@ def _sweep(
     the graph is retained unless `retain_graph` says otherwise.
     """
     retain_graph = create_graph if retain_graph is None else retain_graph
-    useful = set(order)
+    useful = {node for node in order if node.requires_grad}
     ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
     for node in order:
-        if node not in ends:
+        if (node.pullbacks is None or node.number < Memory.latest) and node not in ends:
             _check_usable(node)
     grads: dict[Node, Any] = {node: g if create_graph else g._data for node, g in seeds.items()}
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
@@ -279,26 +289,22 @@ def _check_usable(node: Node) -> None:
 
 def _pull(node: Node, g: Any, grads: dict, owned: set[Node], useful: set[Node], create_graph: bool) -> None:
     """Run the rules of one node and add what they give to the gradients of its parents."""
+    saved: Any = node.saved
     if create_graph:
-        values = [Tensor.wrap(np.asarray(node.output), node.memory, node) if s is OUTPUT else s for s in node.saved]
-    else:
-        values = [s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s for s in node.saved]
+        saved = [Tensor.wrap(np.asarray(node.output), node.memory, node) if s is OUTPUT else s for s in saved]
+    elif saved:
+        saved = [s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s for s in saved]
     rules: Any = node.pullbacks
-    together = None if isinstance(rules, tuple) else rules(g, *values)
+    together = None if type(rules) is tuple else rules(g, *saved)
     for i, parent in enumerate(node.parents):
-        if type(parent) is not Node or not parent.requires_grad or parent not in useful:
+        if type(parent) is not Node or parent not in useful:
             continue
-        if together is not None:
-            raw = together[i]
-        elif rules[i] is None:
-            continue
-        else:
-            raw = rules[i](g, *values)
-        part = _fit(raw, node, i, parent, create_graph)
+        part = raw = together[i] if together is not None else rules[i](g, *saved)
+        if create_graph or type(raw) is not np.ndarray or raw.shape != parent.shape or raw.dtype is not parent.dtype:
+            part = _fit(raw, node, i, parent, create_graph)
         if parent not in grads:
             grads[parent] = part
-            held = values if together is None else [*values, *together[:i], *together[i + 1 :]]
-            if not create_graph and part.base is None and _is_fresh(raw, g, held):
+            if not create_graph and part.base is None and _is_fresh(raw, g, saved, together):
                 owned.add(parent)
         elif parent in owned:
             grads[parent] += part
@@ -309,14 +315,14 @@ def _pull(node: Node, g: Any, grads: dict, owned: set[Node], useful: set[Node], 
             owned.add(parent)
 
 
-def _is_fresh(part: Any, g: Any, values: list) -> bool:
-    """Whether a rule made this array itself, so that adding into it in place changes nothing else."""
+def _is_fresh(part: Any, g: Any, saved: Sequence, together: Sequence | None) -> bool:
+    """Whether a rule made this array for itself, so that adding into it in place changes nothing else."""
     if part is g:
         return False
-    for value in values:  # noqa: SIM110, a plain loop takes half the time of all()
+    for value in saved:  # by identity: == compares element by element
         if part is value:
             return False
-    return True
+    return together is None or sum(part is other for other in together) == 1
 
 
 def _fit(part: Any, node: Node, i: int, parent: Node, create_graph: bool) -> Any:

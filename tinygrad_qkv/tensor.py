@@ -17,7 +17,12 @@ class Memory:
     """A tensor's buffer as its views see it: when the library last wrote to it, and which tensors share it."""
 
     written = 0  # in the numbering of the nodes
+    latest = 0  # the last write to any memory: backward looks closer only at nodes that are older
     sharers: weakref.WeakValueDictionary[int, Tensor] | None = None  # by id: == compares element by element
+
+    def write(self) -> None:
+        """Number a write that has just changed the buffer."""
+        self.written = Memory.latest = autograd.tick()
 
     def share(self, *tensors: Tensor) -> Memory:
         """Note that these tensors see the same buffer, for as long as they live."""
@@ -120,7 +125,7 @@ class Tensor(Methods):
                 "make a new Tensor for another shape or dtype"
             )
         self._data = array if array is self._data else array.copy()
-        self._memory.written = autograd.tick()
+        self._memory.write()
 
     @property
     def grad(self) -> Tensor | None:

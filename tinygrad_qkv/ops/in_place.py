@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.autograd import tick
 from tinygrad_qkv.modes import grad_mode
 from tinygrad_qkv.tensor import Tensor
 
@@ -41,7 +40,7 @@ def write(target: Any, op: Callable[..., Tensor], *operands: Any) -> Tensor:
     if not target._data.flags.writeable:
         raise ValueError("this tensor is a read-only view (broadcast, or of a read-only array); write into t.clone()")
     np.copyto(target._data, result._data)
-    target._memory.written = tick()
+    target._memory.write()
     if recording:
         name = target.name
         target._node = result._node

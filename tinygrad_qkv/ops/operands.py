@@ -55,7 +55,7 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
     Shapes that do not broadcast raise ValueError.
     """
     a, b, x, y = promoted(a, b, to_float)
-    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.shape != y.shape:
+    if type(x) is np.ndarray and type(y) is np.ndarray and x.shape != y.shape:
         broadcast_together(x.shape, y.shape)
     return a, b, x, y
 
@@ -76,16 +76,14 @@ def promoted(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, 
     Tensors of one float dtype, and scalars beside them, pass as they are.  Integers beside floats become those
     floats (NumPy would make float64 of int64 and float32), and so do they alone under `to_float`.  float16 raises.
     """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        x, y = a._data, b._data
+        if x.dtype is y.dtype and x.dtype.char in "fd":
+            return a, b, x, y
     a, b = operand(a), operand(b)
-    if isinstance(a, Tensor):
-        x = a._data
-        if isinstance(b, Tensor):
-            y = b._data
-            if x.dtype is y.dtype and x.dtype.char in "fd":
-                return a, b, x, y
-        elif x.dtype.char in "fd":
-            return a, b, x, b
-    elif isinstance(b, Tensor) and b._data.dtype.char in "fd":
+    if isinstance(a, Tensor) and a._data.dtype.char in "fd" and not isinstance(b, Tensor):
+        return a, b, a._data, b
+    if isinstance(b, Tensor) and b._data.dtype.char in "fd" and not isinstance(a, Tensor):
         return a, b, a, b._data
     return _mixed(a, b, to_float)
 

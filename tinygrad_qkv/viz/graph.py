@@ -89,7 +89,7 @@ def draw_graph(
 
 def _roots(tensor: Tensor | Sequence[Tensor]) -> set[Node]:
     """The nodes to start from, checked."""
-    tensors = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
+    tensors: list = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
     if not tensors:
         raise ValueError("draw_graph got an empty list; give it a tensor, or a list of tensors")
     for t in tensors:
