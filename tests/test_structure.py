@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "modes": set(),
     "random": {"locks", "modes"},
     "formulas": set(),
-    "tensor": {"modes", "methods"},
+    "tensor": {"locks", "modes", "methods"},
     "methods": {"tensor"},
     "autograd": {"locks", "modes", "tensor"},
     "ops": {"kernels", "modes", "random", "tensor", "autograd"},

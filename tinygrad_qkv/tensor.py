@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv import autograd, ops
+from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.methods import Methods
 
+_writing = fork_safe_lock()
 DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage only), float32, float64
 
 
@@ -22,7 +24,8 @@ class Memory:
 
     def write(self) -> None:
         """Number a write that has just changed the buffer."""
-        self.written = Memory.latest = autograd.tick()
+        with _writing:  # two threads must not set `latest` back
+            self.written = Memory.latest = autograd.tick()
 
     def share(self, *tensors: Tensor) -> Memory:
         """Note that these tensors see the same buffer, for as long as they live."""
