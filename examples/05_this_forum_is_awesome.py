@@ -27,9 +27,12 @@ START = {
 TARGET = np.array([2.0, 0.0])
 
 TRY_THIS = """Try this:
-  - Give all tokens the same value.  What becomes of dL/dW_Q and dL/dW_K?  Why?
+  - Set W_V to zero, so that no token says anything.
+    What becomes of dL/dW_Q and dL/dW_K?  Why?
   - Start W_Q and W_K at zero: do they ever learn?  And if only W_Q is zero?
   - Ask for (0, 1).  Who has that value, and where does "This" look then?
+START and TARGET stand at the top of the file.  Promises about the old numbers
+will read WRONG, but the graph is drawn all the same.
 """
 
 
@@ -88,11 +91,15 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
     heading("2. Backward: what should change?")
     say("""Prediction: looking at "awesome" would have helped, and looking at the others did harm.  So one score has a
         negative gradient (it shall rise) and three have a positive one.""")
-    matrices(["This"], {"dL/dweights = dO @ V.T": n["d_weights"][0]}, TOKENS)
-    matrices(["This"], {"dL/dscores = A * (dA - sum(A * dA)): sums to 0": n["d_scores"][0]}, TOKENS)
+    matrices(["This"], {"dO = dL/doutput = output - target": n["d_output"][0]})
+    matrices(["This"], {"dA = dL/dweights = dO @ V.T": n["d_weights"][0]}, TOKENS)
+    matrices(["This"], {"dS = dL/dscores = A * (dA - sum(A * dA)): sums to 0": n["d_scores"][0]}, TOKENS)
+    say("""The other rows are 0, since only "This" is asked.  The scores were Q @ K.T / sqrt(2), so dS goes on to both:
+        dQ = dS @ K / sqrt(2) and dK = dS.T @ Q / sqrt(2).  The values hear of it directly: dV = A.T @ dO.""")
     matrices(TOKENS, {"dL/dQ": n["d_Q"], "dL/dK": n["d_K"], "dL/dV": n["d_V"]})
-    say("""W_Q, W_K and W_V in three ways: by backward(); by the formula; and with no calculus at all, by moving one
-        number a little up and down and looking at the loss.""")
+    say("""Q was X @ W_Q, so dL/dW_Q = X.T @ dQ: a feature collects the dQ of all tokens that have it.  Here are W_Q,
+        W_K and W_V in three ways: by backward(); by this formula; and with no calculus at all, by moving one number a
+        little up and down and looking at the loss.""")
     hand, nudged = by_the_formulas(X=X, target=TARGET, **START), by_nudging(lambda **w: head(**w)["loss"].item(), START)
     for d, formula in {"d_W_Q": "X.T @ dQ", "d_W_K": "X.T @ dK", "d_W_V": "X.T @ dV"}.items():
         matrices(FEATURES, {f"dL/{d.replace('_', '', 1)}": n[d], formula: hand[d], "by moving it": nudged[d]})
@@ -107,10 +114,15 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
     say("""So a head need not look at the right word: where the values can absorb the error, they do.  Lesson 08 gives
         every batch fresh values, and then attention has to learn.""")
 
-    heading("4. The promises")
+    heading("4. The picture and the promises")
+    picture = Path(out) / "graph.svg"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    # full=16 writes out Q, K, V, scores and weights, the largest of which is 4 x 4
+    picture.write_bytes(draw_graph(tensors["loss"], values=True, grads=True, full=16, names=tensors).pipe("svg"))
+    print(f"The computation graph with its values and gradients: {picture}\n")
     check(
         [
-            Measure("numbers of the calculator, error", worst(CALCULATOR, n), "<=", 1e-4),
+            Measure("numbers of a pocket calculator, error", worst(CALCULATOR, n), "<=", 1e-4),
             Measure("all numbers by the formulas, error", worst(hand, n), "<=", 1e-12),
             Measure("dL/dW by moving each number, error", worst(nudged, n), "<=", 1e-8),
             Measure('weight of "awesome", all three trained', free[-1, 3], "<=", 0.35),
@@ -119,11 +131,6 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
             Measure("loss, W_V frozen", frozen[-1, 4], "<=", 0.001),
         ]
     )
-    picture = Path(out) / "graph.svg"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    # full=16 writes out Q, K, V, scores and weights, the largest of which is 4 x 4
-    picture.write_bytes(draw_graph(tensors["loss"], values=True, grads=True, full=16, names=tensors).pipe("svg"))
-    print(f"The computation graph with its values and gradients: {picture}\n")
     print(TRY_THIS, end="")
     return n
 

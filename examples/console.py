@@ -122,4 +122,4 @@ def check(measures: list[Measure]) -> None:
     print()
     broken = [f"{m.name} is {m.value:.3g}, not {m.relation} {m.bound:g}" for m in measures if not m.holds]
     if broken:
-        raise SystemExit("This run did not keep its promise: " + "; ".join(broken))
+        raise SystemExit("This run did not keep its promise: " + ";\n  ".join(broken))

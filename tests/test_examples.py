@@ -65,7 +65,7 @@ def test_the_table_of_lessons_is_complete():
 def test_a_wrong_number_ends_the_small_lesson(monkeypatch, tmp_path):
     module = importlib.import_module("05_this_forum_is_awesome")
     monkeypatch.setitem(module.CALCULATOR, "loss", 1.5193)
-    with pytest.raises(SystemExit, match="numbers of the calculator"):
+    with pytest.raises(SystemExit, match="numbers of a pocket calculator"):
         run("05_this_forum_is_awesome", out=tmp_path)
 
 
@@ -104,6 +104,24 @@ def test_a_head_that_did_not_learn_ends_the_program_with_an_error(tmp_path):
         r"did not keep its promise: number right, made-up names, 1 typo is [\d.]+, not >= 0\.97", result.stderr
     )
     assert "UnicodeEncodeError" not in result.stderr
+
+
+def test_whoever_changes_a_number_of_lesson_05_gets_the_graph_and_the_broken_promises(tmp_path, monkeypatch):
+    lesson = importlib.import_module("05_this_forum_is_awesome")
+    monkeypatch.setattr(lesson, "TARGET", np.array([0.0, 1.0]))
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit, match="pocket calculator"):
+        lesson.main(out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.svg"]
+
+
+def test_a_matrix_that_no_optimiser_moves_shows_the_gradient_of_its_step_alone(tmp_path, monkeypatch):
+    lesson = importlib.import_module("08_phonebook")
+    real = lesson.optim.AdamW
+    monkeypatch.setattr(lesson.optim, "AdamW", lambda groups, **settings: real(groups[:1], **settings))
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+        lesson.main(steps=40, out=tmp_path)
+    sizes = [float(size) for size in re.findall(r"\|dW_V\| (\S+)", out.getvalue())]
+    assert max(sizes) < 2 * sizes[0]
 
 
 def test_a_measure_holds_at_its_bound_and_not_beyond():
