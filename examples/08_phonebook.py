@@ -72,7 +72,7 @@ def train(head: SearchHead, rng: np.random.Generator, steps: int) -> np.ndarray:
             # Caller i wants entry i.  That betrays nothing: attention cannot see in which place an entry stands.
             logits, weights = head(Tensor(data.calls(typed[step])), Tensor(data.entries(names[step], phones[step])))
             loss = F.cross_entropy(logits, phones[step])
-            adam.zero_grad()
+            head.zero_grad()
             loss.backward()
             for group in adam.param_groups:
                 group["lr"] = learning_rate(step, steps)
