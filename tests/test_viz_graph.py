@@ -284,12 +284,20 @@ def test_a_graph_without_a_record_says_so():
     x = leaf([1.0], "x")
     y = (x * 2.0).exp()
     drawing = draw_graph(y, values=True, grads=True)
-    assert any("2 ops kept no value" in row and "recording()" in row for row in notes(drawing))
+    assert any("3 of 3 nodes were not recorded" in row and "recording()" in row for row in notes(drawing))
+    assert any("2 of 3 nodes were not recorded" in row for row in notes(draw_graph(y, grads=True)))
     assert any("backward() has not run" in row for row in notes(drawing))
     y.backward()
     drawing = draw_graph(y, values=True, grads=True)
     assert node_of(drawing, "x")[-1] == f"grad [{x.grad.item():.4g}]"
     assert not any("has not run" in row for row in notes(drawing))
+
+
+def test_the_legend_explains_the_figures_of_a_large_array():
+    with recording():
+        y = leaf([1.0, 2.0, 3.0], "x").sum()
+    assert not any("standard deviation" in row for row in notes(draw_graph(y, values=True)))
+    assert any("standard deviation" in row for row in notes(draw_graph(y, values=True, full=2)))
 
 
 def test_the_legend_names_what_occurs_and_can_be_left_out():

@@ -59,9 +59,9 @@ def draw_graph(
     A node is a leaf, or an op with the shape of its result; an arrow runs from every operand to its op, so `x * x` has
     two.  A module call is a box.  `names` labels leaves and inner tensors, beside those that have a name.  `values` and
     `grads` add numbers: all of them in arrays of up to `full` elements, else mean ± standard deviation [min, max].
-    Those of inner tensors were kept if the forward pass ran inside `with recording():`; the drawing says so where they
-    were not.  `formulas` puts on each arrow the rule that carries the gradient back through it.  `direction` is "TB",
-    "LR", "BT" or "RL".
+    They were kept if the forward pass ran inside `with recording():`, the gradients of leaves in any case; the drawing
+    says so where they were not.  `formulas` puts on each arrow the rule that carries the gradient back through it.
+    `direction` is "TB", "LR", "BT" or "RL".
 
     The drawing is the same before and after backward, and its DOT text the same in every process.
     RuntimeError for a tensor that has no graph.
@@ -81,7 +81,8 @@ def draw_graph(
         text[node] = f"n{i} [{label_attributes(lines)} {_look(roles[node], _family(titles[node]))}]"
     graph = {**GRAPH, **(EARLY if len(nodes) > LARGE else {}), "rankdir": direction}
     if legend:
-        graph["label"] = legend_of(_entries(roles, titles), _notes(nodes, values, grads, absent), FAINT)
+        notes = _notes(nodes, values, grads, absent, figures=any(" ± " in label for label in text.values()))
+        graph["label"] = legend_of(_entries(roles, titles), notes, FAINT)
     drawing = Drawing("computation_graph", format="svg", graph_attr=graph, node_attr=NODE, edge_attr=EDGE)
     drawing.body += boxed(nodes, text, BOX, BOX_TITLE) + _edges(nodes, formulas)
     return drawing
@@ -225,19 +226,20 @@ def _entries(roles: Mapping[Node, str], titles: Mapping[Node, str | None]) -> li
     return entries
 
 
-def _notes(nodes: Sequence[Node], values: bool, grads: bool, absent: int) -> list[str]:
-    """What the drawing was asked for and does not have."""
+def _notes(nodes: Sequence[Node], values: bool, grads: bool, absent: int, figures: bool) -> list[str]:
+    """How to read the drawing, and what it was asked for and does not have."""
     notes = []
     if any(not node.requires_grad for node in nodes):
         notes.append("dashed arrow: no gradient goes back along it")
-    if values or grads:
-        missing = sum(node.value is None for node in nodes if not node.is_leaf)
-        if missing:
-            notes.append(
-                f"{missing} ops kept no value and no gradient: run the forward pass inside `with recording():`"
-            )
+    missing = sum(node.value is None for node in nodes if values or (grads and not node.is_leaf))
+    if missing:
+        notes.append(
+            f"{missing} of {len(nodes)} nodes were not recorded: run the forward pass inside `with recording():`"
+        )
     if grads and all(node.grad is None for node in nodes):
         notes.append("no gradient yet: backward() has not run")
     if absent:
         notes.append(f"{absent} of the names belong to tensors that are not in this graph")
+    if figures:
+        notes.append("numbers of a large array: mean ± standard deviation [min, max]")
     return notes
