@@ -47,25 +47,33 @@ def test_view_refuses_a_copy():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: x.reshape(5, 5), ValueError, r"\(2, 3, 4\) \(24 elements\) to \(5, 5\)"),
-        (lambda x: x.reshape(-1, -1), ValueError, "cannot reshape"),
+        (lambda x: x.reshape(5, 5), ValueError, r"\(2, 3, 4\) \(24 elements\) to \(5, 5\): that is 25"),
+        (lambda x: x.reshape(-1, -1), ValueError, "only one size may be -1"),
+        (lambda x: x.reshape(5, -1), ValueError, "24 / 5"),
+        (lambda x: x.reshape(2.5, 12), TypeError, r"integers, got \(2.5, 12\)"),
         (lambda x: x.permute(0, 1), ValueError, "each of them once"),
-        (lambda x: x.permute(0, 0, 1), ValueError, "repeated axis"),
+        (lambda x: x.permute(0, 0, 1), ValueError, r"each of them once, got \(0, 0, 1\)"),
+        (lambda x: x.permute(0, 1, -3), ValueError, "each of them once"),
         (lambda x: x.permute(0, 1, 3), ValueError, "out of bounds"),
         (lambda x: x.transpose(0, 3), ValueError, "out of bounds"),
-        (lambda x: x.squeeze(0), ValueError, "size not equal to one"),
+        (lambda x: x.squeeze(0), ValueError, r"axis 0 of shape \(2, 3, 4\) has size 2"),
         (lambda x: x.unsqueeze(5), ValueError, "out of bounds"),
         (lambda x: x.expand(3, 4), ValueError, "fewer axes"),
-        (lambda x: x.expand(5, 3, 4), ValueError, "broadcast"),
+        (lambda x: x.expand(5, 3, 4), ValueError, r"shape \(2, 3, 4\) does not broadcast to \(5, 3, 4\)"),
+        (lambda x: x.tile(-1), ValueError, r"not negative, got \(-1,\)"),
         (lambda x: x.flatten(2, 1), ValueError, "start 2 lies after its end 1"),
         (lambda x: x.flip(3), ValueError, "out of bounds"),
         (lambda x: x.split([1, 2]), ValueError, "add up to 3, axis 0 of shape"),
         (lambda x: x.split(0), ValueError, "positive"),
+        (lambda x: x.split(1.5), TypeError, "got 1.5"),
         (lambda x: x.chunk(0), ValueError, "positive"),
+        (lambda x: x.chunk(2, 3), ValueError, "out of bounds"),
         (lambda x: Tensor(1.0).unbind(), ValueError, "out of bounds"),
         (lambda x: x.repeat_interleave(-1), ValueError, "non-negative integers"),
         (lambda x: x.repeat_interleave(1.5), ValueError, "non-negative integers"),
-        (lambda x: ops.pad(x, -1), ValueError, "negative"),
+        (lambda x: x.repeat_interleave([1, 2], 1), ValueError, r"each of the 3 elements along axis 1; got \[1, 2\]"),
+        (lambda x: ops.pad(x, -1), ValueError, "non-negative"),
+        (lambda x: ops.pad(x, ((1, 1), (2, 2))), ValueError, r"each of the 3 axes of shape \(2, 3, 4\)"),
         (lambda x: ops.cat([]), ValueError, "at least one"),
         (lambda x: ops.cat(x), ValueError, "list"),
         (lambda x: ops.cat([x, Tensor(np.ones((2, 2, 2)))]), ValueError, r"shapes \[\(2, 3, 4\), \(2, 2, 2\)\]"),
@@ -79,6 +87,13 @@ def test_view_refuses_a_copy():
 def test_what_cannot_be_moved_says_why(call, error, message):
     with pytest.raises(error, match=message):
         call(Tensor(X))
+
+
+def test_padding_of_integers_by_a_float_is_not_truncated():
+    assert ops.pad([1, 2], 1).dtype == np.int64
+    padded = ops.pad([1, 2], 1, 0.5)
+    assert padded.dtype == np.float32
+    assert padded.tolist() == [0.5, 1, 2, 0.5]
 
 
 # ---- joining

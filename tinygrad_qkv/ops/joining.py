@@ -58,6 +58,8 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
         if sizes <= 0:
             raise ValueError(f"split's size is positive, got {sizes}")
         sizes = [min(sizes, n - start) for start in range(0, n, sizes)] or [0]
+    if not np.iterable(sizes):
+        raise TypeError(f"split takes one size or a list of sizes, integers; got {sizes!r}")
     if sum(sizes) != n or any(size < 0 for size in sizes):
         raise ValueError(f"split sizes {list(sizes)} add up to {sum(sizes)}, axis {axis} of shape {x.shape} has {n}")
     ends = np.cumsum(sizes).tolist()
@@ -69,7 +71,7 @@ def chunk(x: Operand, chunks: int, axis: int = 0) -> list[Tensor]:
     x = tensor(x)
     if chunks <= 0:
         raise ValueError(f"chunk needs a positive number of chunks, got {chunks}")
-    n = x.shape[axis]
+    n = x.shape[normalize_axis_index(axis, x.ndim)]
     return split(x, max(1, -(-n // chunks)), axis)
 
 

@@ -139,7 +139,7 @@ def _split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     return ops.split(ary, np.diff([*ends, n], prepend=0).tolist(), axis)
 
 
-def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: float = 0.0) -> Tensor:
+def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
     if mode != "constant":
         raise TypeError(f"np.pad of a Tensor knows mode='constant' only, got {mode!r}")
     return ops.pad(array, pad_width, constant_values)

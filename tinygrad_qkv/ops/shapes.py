@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from tinygrad_qkv.autograd import record
 from tinygrad_qkv.ops.indexing import getitem
-from tinygrad_qkv.ops.operands import Operand, plain, tensor
+from tinygrad_qkv.ops.operands import FLOAT32, Operand, operand, plain, tensor
 from tinygrad_qkv.tensor import Tensor
 
 
 def _sizes(given: tuple) -> tuple[int, ...]:
-    """(2, 3) from f(2, 3), f((2, 3)) or f([2, 3])."""
+    """(2, 3) from f(2, 3), f((2, 3)) or f([2, 3]); TypeError for what is no integer."""
     if len(given) == 1 and isinstance(given[0], (tuple, list)):
         given = tuple(given[0])
-    return tuple(int(n) for n in given)
+    try:
+        return tuple(operator.index(n) for n in given)
+    except TypeError:
+        raise TypeError(f"sizes, axes and counts are integers, got {given}; write n // 2, not n / 2") from None
 
 
 def reshape(x: Operand, *shape: Any) -> Tensor:
@@ -28,9 +32,10 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
     try:
         y = np.reshape(x._data, sizes)
     except ValueError:
-        raise ValueError(
-            f"cannot reshape {x.shape} ({x.size} elements) to {sizes} ({math.prod(sizes)} elements)"
-        ) from None
+        given = math.prod(n for n in sizes if n != -1)
+        why = {0: f"that is {given}", 1: f"the size -1 would be {x.size} / {given}"}
+        reason = why.get(sizes.count(-1), "only one size may be -1")
+        raise ValueError(f"cannot reshape {x.shape} ({x.size} elements) to {sizes}: {reason}") from None
     return record(y, "reshape", (x,), (x.shape,), (lambda g, shape: np.reshape(g, shape),), ("dx = reshape(g, shape)",))
 
 
@@ -56,10 +61,9 @@ def flatten(x: Operand, start: int = 0, end: int = -1) -> Tensor:
 def permute(x: Operand, *axes: Any) -> Tensor:
     """The axes in another order: axis i of the result is axis axes[i] of x."""
     x = tensor(x)
-    order = _sizes(axes)
-    if len(order) != x.ndim:
-        raise ValueError(f"permute of {x.ndim} axes (shape {x.shape}) needs each of them once, got {order}")
-    order = normalize_axis_tuple(order, x.ndim, "axes")
+    order = normalize_axis_tuple(_sizes(axes), x.ndim, "axes", allow_duplicate=True)
+    if sorted(order) != list(range(x.ndim)):
+        raise ValueError(f"permute of {x.ndim} axes (shape {x.shape}) needs each of them once, got {_sizes(axes)}")
     rule = lambda g, back: np.transpose(g, back)
     back = tuple(np.argsort(order).tolist())
     return record(np.transpose(x._data, order), "permute", (x,), (back,), (rule,), ("dx = permute(g, back)",))
@@ -75,6 +79,9 @@ def swapaxes(x: Operand, i: int, j: int) -> Tensor:
 def squeeze(x: Operand, axis: Any = None) -> Tensor:
     """Without the axes of size 1, or without the given ones, which must have size 1."""
     x = tensor(x)
+    for i in () if axis is None else normalize_axis_tuple(axis, x.ndim, "axis"):
+        if x.shape[i] != 1:
+            raise ValueError(f"squeeze takes away axes of size 1; axis {i} of shape {x.shape} has size {x.shape[i]}")
     rule = lambda g, shape: np.reshape(g, shape)
     return record(np.squeeze(x._data, axis), "squeeze", (x,), (x.shape,), (rule,), ("dx = reshape(g, shape)",))
 
@@ -99,7 +106,13 @@ def expand(x: Operand, *sizes: Any) -> Tensor:
 def broadcast_to(x: Operand, shape: Any) -> Tensor:
     """x stretched along axes of size 1 and along new leading axes; a read-only view."""
     x = tensor(x)
-    y = np.broadcast_to(x._data, shape)
+    try:
+        y = np.broadcast_to(x._data, shape)
+    except ValueError:
+        raise ValueError(
+            f"shape {x.shape} does not broadcast to {shape}: counted from the last axis, each of its sizes must be "
+            "the wanted one, or 1"
+        ) from None
     return record(y, "broadcast_to", (x,), (), (lambda g: g,), ("dx = g",))
 
 
@@ -122,6 +135,8 @@ def tile(x: Operand, *counts: Any) -> Tensor:
     """The whole tensor repeated counts[i] times along axis i; missing counts are 1, missing axes are added in front."""
     x = tensor(x)
     times = _sizes(counts)
+    if min(times, default=1) < 0:
+        raise ValueError(f"tile's counts are not negative, got {times}")
     ndim = max(len(times), x.ndim)
     if x.ndim < ndim:
         x = unsqueeze(x, tuple(range(ndim - x.ndim)))
@@ -135,20 +150,38 @@ def repeat_interleave(x: Operand, repeats: Any, axis: int | None = None) -> Tens
     """Each element along `axis` repeated `repeats` times (one number, or one for each); None flattens first."""
     x = flatten(x) if axis is None else tensor(x)
     axis = normalize_axis_index(0 if axis is None else axis, x.ndim)
-    counts = np.broadcast_to(np.asarray(plain(repeats)), (x.shape[axis],))
-    if counts.dtype.kind not in "iu" or np.any(counts < 0):
-        raise ValueError(f"repeats are non-negative integers, got {repeats!r}")
-    source = np.repeat(np.arange(x.shape[axis]), counts)
+    n, counts = x.shape[axis], np.asarray(plain(repeats))
+    if counts.dtype.kind not in "iu" or np.any(counts < 0) or counts.shape not in ((), (1,), (n,)):
+        raise ValueError(
+            f"repeats are non-negative integers, one for all or one for each of the {n} elements along axis {axis}; "
+            f"got {repeats!r}"
+        )
+    source = np.repeat(np.arange(n), counts)
     return getitem(x, (slice(None),) * axis + (source,))
 
 
-def pad(x: Operand, widths: Any, value: float = 0.0) -> Tensor:
-    """x with `value` around it; `widths` as in np.pad: one number, (before, after), or one such pair per axis."""
-    x = tensor(x)
-    widths = np.broadcast_to(np.asarray(widths), (x.ndim, 2)).tolist()
-    inside = tuple(slice(before, before + n) for (before, _), n in zip(widths, x.shape, strict=True))
-    y = np.pad(x._data, widths, constant_values=value)
+def pad(x: Operand, widths: Any, value: float = 0) -> Tensor:
+    """x with `value` around it; `widths` as in np.pad: one number, (before, after), or one such pair per axis.
+
+    A float around integers makes them float32.
+    """
+    x, value = tensor(x), operand(value)
+    v = x._data.astype(FLOAT32) if isinstance(value, float) and x.dtype.kind != "f" else x._data
+    pairs = _widths(x.shape, widths)
+    inside = tuple(slice(before, before + n) for (before, _), n in zip(pairs.tolist(), x.shape, strict=True))
+    y = np.pad(v, pairs, constant_values=value)
     return record(y, "pad", (x,), (inside,), (lambda g, inside: g[inside],), ("dx = g[inside]",))
+
+
+def _widths(shape: tuple[int, ...], widths: Any) -> np.ndarray:
+    """(ndim, 2): before and after each axis of `shape`."""
+    given = np.asarray(widths)
+    if given.dtype.kind not in "iu" or np.any(given < 0) or given.shape not in ((), (1,), (2,), (len(shape), 2)):
+        raise ValueError(
+            f"pad's widths are non-negative integers: one number, (before, after), or such a pair for each of the "
+            f"{len(shape)} axes of shape {shape}; got {widths!r}"
+        )
+    return np.broadcast_to(given, (len(shape), 2))
 
 
 def tril(x: Operand, k: int = 0) -> Tensor:
