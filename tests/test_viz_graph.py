@@ -143,6 +143,8 @@ def test_names_label_leaves_and_inner_tensors():
     assert node_of(drawing, "scores") == ["scores", "mul 2 · (1,)"]
     assert node_of(drawing, "input") == ["input", "(1,)"]
     assert any("1 of the names" in row for row in notes(drawing))
+    with pytest.raises(TypeError, match=r"names is {'label': tensor}, got list"):
+        draw_graph(scores, names=[scores])
 
 
 # ---- the same picture every time

@@ -117,6 +117,15 @@ def test_saving_writes_the_whole_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_picture_is_svg_and_needs_a_folder(tmp_path):
+    picture = attention_map(WEIGHTS)
+    with pytest.raises(ValueError, match=r"saved as SVG.*map\.png.*write map\.svg"):
+        picture.save(tmp_path / "map.png")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*missing.*make it first"):
+        picture.save(tmp_path / "missing" / "map.svg")
+    assert not list(tmp_path.iterdir())
+
+
 def test_text_map():
     text = attention_text({"before": WEIGHTS}, ["This", "forum"], ["a", "b", "c"], title="Attention")
     assert text.splitlines() == [

@@ -121,6 +121,8 @@ def _titles(nodes: Sequence[Node], names: Mapping[str, Tensor]) -> tuple[dict[No
     """The name of each node, those of the call first, and how many of them no node has."""
     titles = {node: node.name for node in nodes}
     absent = 0
+    if not isinstance(names, Mapping):
+        raise TypeError(f"names is {{'label': tensor}}, got {type(names).__name__}")
     for label, t in names.items():
         if not isinstance(label, str) or not isinstance(t, Tensor):
             raise TypeError(f"names is {{'label': tensor}}, got {type(label).__name__}: {type(t).__name__}")

@@ -15,8 +15,12 @@ class Picture:
         self.svg = svg
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the SVG file, whole or not at all."""
+        """Write the SVG file, whole or not at all; a name that promises another format raises ValueError."""
         path = Path(path)
+        if path.suffix.lower() not in ("", ".svg"):
+            raise ValueError(f"a picture is saved as SVG, got the name {path.name!r}; write {path.stem}.svg")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to save {path.name!r} in; make it first")
         part = path.with_name(path.name + ".part")
         part.write_text(self.svg, encoding="utf-8")
         return part.replace(path)
