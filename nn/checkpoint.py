@@ -61,7 +61,7 @@ def _collect(obj: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     for name, value in obj.items():
         if not isinstance(name, str):
             raise TypeError(f"names are strings, got {name!r}")
-        if isinstance(value, Mapping):
+        if any(isinstance(v, Mapping) for v in (value if isinstance(value, (list, tuple)) else [value])):
             raise TypeError(f"{name!r} holds a dict; save takes one level: name the inner tensors {name}.<key>")
         if isinstance(value, Tensor) and id(value) in first:
             aliases[name] = first[id(value)]

@@ -187,8 +187,9 @@ def _checked_scale(scale: Any, d_k: int) -> float:
 
 def _checked_need(need: Iterable[str]) -> tuple[str, ...]:
     fields = AttentionRecord._fields
-    if isinstance(need, str):
-        raise TypeError(f"need is a tuple of names, write need=({need!r},)")
+    if isinstance(need, (str, bool)):
+        example = need if isinstance(need, str) else "weights"
+        raise TypeError(f"need is a tuple of names, got {need!r}; write e.g. need=({example!r},)")
     wanted = tuple(need)
     wrong = [name for name in wanted if name not in fields]
     if wrong:

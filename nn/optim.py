@@ -259,7 +259,8 @@ def _groups(params: Any, defaults: dict[str, Any], kind: str) -> list[dict[str, 
         members = [inside] if isinstance(inside, Tensor) else list(inside)
         if not members:
             raise ValueError(
-                f"{kind} got an empty list of parameters; is an iterator used up, or a module without any?"
+                f"{kind} got an empty list of parameters; is an iterator used up, or a module without any? "
+                "Tensors of a module count if they are nn.Parameter"
             )
         for p in members:
             _check_parameter(p, kind)

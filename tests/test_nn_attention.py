@@ -321,6 +321,7 @@ def test_three_axes_broadcast_and_never_group():
         ({"dropout_p": 1.5}, ValueError, "probability"),
         ({"path": "fused"}, ValueError, "None or one of .*tensor"),
         ({"need": "weights"}, TypeError, "tuple"),
+        ({"need": True}, TypeError, "tuple.*got True.*need=.'weights',."),
         ({"need": ("weigths",)}, ValueError, "weigths.*weights"),
     ],
 )

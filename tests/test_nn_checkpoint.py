@@ -131,6 +131,7 @@ def test_what_cannot_be_saved_is_refused_and_the_former_file_stays(path):
     before = path.read_bytes()
     for bad, text in (
         ({"x": {"y": np.ones(1)}}, "one level"),
+        ({"state": [{"m": np.ones(1)}]}, "'state' holds a dict"),
         ({1: np.ones(1)}, "strings"),
         ([np.ones(1)], "dict"),
         ({"x": np.ones(1, complex)}, "complex128"),
