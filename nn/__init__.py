@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import sys
+from typing import TYPE_CHECKING
 
 from tinygrad_qkv.nn import functional, init, losses, optim
 from tinygrad_qkv.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
@@ -61,6 +62,21 @@ __all__ = [
     "optim",
     "save",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for a name of this module
+
+    def __getattr__(name: str) -> None:
+        """Names that PyTorch uses for what has another name here."""
+        here = {
+            "MultiheadAttention": "MultiHeadAttention",
+            "TransformerEncoderLayer": "TransformerBlock",
+            "TransformerDecoderLayer": "TransformerBlock (give it is_causal=True)",
+            "SmoothL1Loss": "HuberLoss",
+            "utils": "optim.clip_grad_norm, save and load",
+        }
+        hint = f"; here there is {here[name]}" if name in here else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
 
 # `import nn` works in a checkout. The names that it finds are the canonical modules themselves, so that a class is one
 # class however it was imported, and pickles by its canonical name.

@@ -1,6 +1,7 @@
 """The order of the project: who may import whom, what stands where, and what no file may contain."""
 
 import ast
+import operator
 import re
 import subprocess
 import sys
@@ -196,6 +197,27 @@ def test_public_names_exist_and_hide_no_module():
     assert not missing
     modules = {path.stem for path in (ROOT / "tinygrad_qkv").iterdir()} & set(names)
     assert not modules, "public names that are names of modules as well"
+
+
+def test_names_of_pytorch_lead_to_names_that_exist():
+    for module, name, here in (
+        (tinygrad_qkv, "randn", "normal"),
+        (tinygrad_qkv, "rand", "uniform"),
+        (tinygrad_qkv, "randint", "integers"),
+        (tinygrad_qkv, "clamp", "clip"),
+        (tinygrad_qkv, "concat", "cat"),
+        (tinygrad_qkv, "gather", "take_along_axis"),
+        (tinygrad_qkv, "optim", "nn.optim"),
+        (tinygrad_qkv, "save", "nn.save"),
+        (tinygrad_qkv.nn, "MultiheadAttention", "MultiHeadAttention"),
+        (tinygrad_qkv.nn, "TransformerEncoderLayer", "TransformerBlock"),
+        (tinygrad_qkv.nn, "utils", "optim.clip_grad_norm"),
+    ):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; \D* {here}\b"):
+            getattr(module, name)
+        assert operator.attrgetter(here)(module)
+        with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+            _ = module.nothing
 
 
 def test_importing_the_engine_imports_nothing_above_it():

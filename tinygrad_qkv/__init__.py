@@ -285,13 +285,34 @@ __all__ = [
 ]
 
 
+# What PyTorch and NumPy call by another name, or keep in another place.
+_elsewhere = {
+    "F": "from tinygrad_qkv.nn import functional as F",
+    "clamp": "clip",
+    "concat": "cat",
+    "concatenate": "cat",
+    "float32": "dtype='float32', or np.float32",
+    "float64": "dtype='float64', or np.float64",
+    "from_numpy": "Tensor.from_numpy (shares memory) or Tensor (copies)",
+    "functional": "nn.functional",
+    "gather": "take_along_axis",
+    "load": "nn.load",
+    "optim": "nn.optim",
+    "rand": "uniform(shape)",
+    "randint": "integers",
+    "randn": "normal(shape)",
+    "save": "nn.save",
+}
+
+
 def __getattr__(name: str) -> object:
     """Import what stands above the engine when it is first asked for: the engine itself needs none of it."""
     if name == "nn":
         return importlib.import_module("tinygrad_qkv.nn")
     if name == "draw_graph":
         return importlib.import_module("tinygrad_qkv.viz.graph").draw_graph
-    raise AttributeError(f"module 'tinygrad_qkv' has no attribute {name!r}")
+    hint = f"; write {_elsewhere[name]}" if name in _elsewhere else ""
+    raise AttributeError(f"module 'tinygrad_qkv' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
