@@ -24,6 +24,13 @@ from tinygrad_qkv import Tensor
         ([], "float32"),
         (np.float64(1.5), "float64"),
         ([np.float64(1.5)], "float64"),
+        ([np.float32(1.5), 2.5], "float32"),
+        ([2.5, np.float64(1.5)], "float64"),
+        ([Tensor(1.5), 2.5], "float32"),
+        ([Tensor(1.5), Tensor(2)], "float32"),
+        ([np.arange(2), [0.5, 1]], "float32"),
+        ([np.int32(1), 2.5], "float32"),
+        ([np.int8(1), 300], "int64"),
         (np.ones(2, np.float64), "float64"),
         (np.ones(2, np.float16), "float16"),
         (np.ones(2, np.int32), "int32"),
@@ -45,6 +52,11 @@ def test_tensors_in_lists():
 def test_what_is_no_number_is_refused(data):
     with pytest.raises((TypeError, ValueError)):
         Tensor(data)
+
+
+def test_lists_of_unequal_length_are_refused_in_plain_words():
+    with pytest.raises(ValueError, match="nested lists of one length each"):
+        Tensor([[1.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize("data", [[1, 2], [True], np.ones(2, np.float16)])

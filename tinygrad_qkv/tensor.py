@@ -47,9 +47,13 @@ def as_array(data: Any, dtype: Any = None) -> np.ndarray:
     if isinstance(data, (np.ndarray, np.generic)):
         array = np.array(data, dtype=dtype)
     else:
-        array = np.array(_without_tensors(data), dtype=dtype)
-        if dtype is None and _made_of_python_numbers(data):
-            array = array.astype({"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype), copy=False)
+        typed: set[np.dtype] = set()
+        try:
+            array = np.array(_without_tensors(data, typed), dtype=dtype)
+        except ValueError as error:
+            raise ValueError(f"a Tensor is made of numbers, in nested lists of one length each: {error}") from None
+        if dtype is None:
+            array = array.astype(_list_dtype(array.dtype, typed), copy=False)
     if array.dtype.char not in DTYPES:
         raise TypeError(
             f"a Tensor holds bools, integers or floats (float16, float32, float64), got {array.dtype}; "
@@ -60,18 +64,20 @@ def as_array(data: Any, dtype: Any = None) -> np.ndarray:
     return array
 
 
-def _without_tensors(data: Any) -> Any:
-    """Nested lists with the tensors in them replaced by their arrays."""
+def _without_tensors(data: Any, typed: set[np.dtype]) -> Any:
+    """Nested lists with the tensors in them replaced by their arrays; `typed` collects the dtypes found inside."""
     if isinstance(data, (list, tuple)):
-        return [_without_tensors(item) for item in data]
+        return [_without_tensors(item, typed) for item in data]
+    if hasattr(data, "dtype"):
+        typed.add(data.dtype)
     return data._data if isinstance(data, Tensor) else data
 
 
-def _made_of_python_numbers(data: Any) -> bool:
-    """Whether the first number of a nested list is Python's own, which has no dtype to keep."""
-    while isinstance(data, (list, tuple)) and data:
-        data = data[0]
-    return not hasattr(data, "dtype")
+def _list_dtype(found: np.dtype, typed: set[np.dtype]) -> np.dtype:
+    """The dtype for a list that NumPy makes `found` of: Python's numbers are weak, integers follow the floats."""
+    if found.kind == "f":
+        return np.result_type(*[t for t in typed if t.kind == "f"] or [np.float32])
+    return np.dtype(np.int64) if found.kind == "i" and not typed else found
 
 
 class Tensor(Methods):
