@@ -296,6 +296,16 @@ def test_a_rule_of_the_wrong_shape_names_the_op():
     assert x.grad is None
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_rule_that_returns_no_floats_names_the_op(dtype, create_graph):
+    x = leaf(np.ones((2, 3)))
+    y = record(x.data * 1.0, "bad", (x,), (), (lambda g: np.ones(g.shape, dtype),), ("dx = g",))
+    with pytest.raises(TypeError, match=f"op 'bad' for its operand 0 returned {dtype}.*floats.*float"):
+        y.sum().backward(create_graph=create_graph)
+    assert x.grad is None
+
+
 def test_check_grad_finds_a_wrong_rule_and_says_where():
     def cube(x):
         return record(x.data**3, "cube", (x,), (x,), (lambda g, x: g * 2 * x * x,), ("dx = g * 2 * x * x",))

@@ -342,5 +342,8 @@ def _fit(part: Any, node: Node, i: int, parent: Node, create_graph: bool) -> Any
         axes = tuple(k for k, want in enumerate(padded) if want == 1 and (part.shape[k] != 1 or k < extra))
         part = np.reshape(np.sum(part, axis=axes, keepdims=True), parent.shape)
     if part.dtype != parent.dtype:
+        if part.dtype.kind != "f":
+            got = f"returned {part.dtype}; a gradient is made of floats, here {parent.dtype}"
+            raise TypeError(f"the rule of op '{node.op}' for its operand {i} {got}")
         part = part.astype(parent.dtype)
     return part
