@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from tinygrad_qkv import ops
+from tinygrad_qkv.ops.operands import refuse_float16
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -67,6 +68,11 @@ def combine(
             bias = ops.where(barred, 0, bias)  # finite, so that the common way through attention stays open
     if lengths is not None:
         masks.append(_within_lengths(lengths, shape))
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise TypeError(
+            f"is_causal is True or False, got {type(is_causal).__name__}; a mask goes into attend= (True may look) or "
+            "ignore= (True may not)"
+        )
     if is_causal:
         masks.append(_causal(q_positions, k_positions, shape))
     elif q_positions is not None or k_positions is not None:
@@ -138,7 +144,7 @@ def _bias(bias: Any, shape: tuple[int, ...]) -> Tensor:
     bias = ops.tensor(bias)
     if bias.dtype == np.bool_:
         raise TypeError("bias is added to the scores, got booleans; write attend= (True may look) or ignore=")
-    _fits(bias.data, "bias", shape)
+    _fits(refuse_float16(bias.data), "bias", shape)
     return bias
 
 

@@ -305,6 +305,8 @@ def test_three_axes_broadcast_and_never_group():
         ({"attend": np.ones((T, S))}, TypeError, "attend is boolean, got float64.*bias="),
         ({"ignore": np.ones((T, S), int)}, TypeError, "ignore=mask != 0"),
         ({"bias": np.ones((T, S), bool)}, TypeError, "attend="),
+        ({"bias": np.ones((T, S), "f2")}, TypeError, "float16 is for storage only"),
+        ({"is_causal": np.ones((T, S), bool)}, TypeError, "True or False, got ndarray.*attend="),
         (
             {"attend": np.ones((B, S), bool)},
             ValueError,

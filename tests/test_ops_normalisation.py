@@ -121,6 +121,9 @@ def test_gradients_keep_their_own_dtype():
     y = ops.layer_norm(x, w, b)
     y.sum().backward()
     assert [t.dtype for t in (y, x.grad, w.grad, b.grad)] == [np.float32, np.float32, np.float64, np.float32]
+    for parameters in ((np.ones(3, "f2"), b), (w, np.ones(3, "f2"))):
+        with pytest.raises(TypeError, match="float16 is for storage only"):
+            ops.layer_norm(x, *parameters)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import OUTPUT, record
-from tinygrad_qkv.ops.operands import Operand, floating, refuse_names, tensor
+from tinygrad_qkv.ops.operands import Operand, floating, numeric, refuse_names
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -52,13 +52,13 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) ->
     """
     x, v = floating(x)
     x = x if v is x._data else Tensor.wrap(v)  # integers: the rules read the floats
-    weight, bias = tensor(weight), tensor(bias)
+    (weight, w), (bias, b), eps = numeric(weight), numeric(bias), float(eps)
     if v.ndim == 0 or weight.shape != v.shape[-1:] or bias.shape != v.shape[-1:]:
         raise ValueError(
             f"layer_norm of shape {v.shape} needs weight and bias of shape {v.shape[-1:]}, "
             f"got {weight.shape} and {bias.shape}"
         )
-    w, b = (np.asarray(t._data, dtype=v.dtype) for t in (weight, bias))
+    w, b = np.asarray(w, dtype=v.dtype), np.asarray(b, dtype=v.dtype)
     y, mu, rstd = kernels.layer_norm(_rows(v), w, b, eps)
     formulas = (
         "xhat = (x - mu) * rstd; gw = g * weight; dx = rstd * (gw - mean(gw, -1) - xhat * mean(gw * xhat, -1))",
@@ -66,7 +66,7 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) ->
         "dbias = g",
     )
     rows = (*v.shape[:-1], 1)
-    saved = (x, weight, mu.reshape(rows), rstd.reshape(rows), float(eps))
+    saved = (x, weight, mu.reshape(rows), rstd.reshape(rows), eps)
     return record(y.reshape(v.shape), "layer_norm", (x, weight, bias), saved, _layer_norm_pullback, formulas)
 
 
