@@ -1,5 +1,7 @@
 """Indexing, lookup and assignment: repeated indices add up, wrong ones raise, later changes move nothing."""
 
+import re
+
 import numpy as np
 import pytest
 from op_gradients import gradient, value_and_gradients
@@ -181,6 +183,14 @@ def test_assignment_converts_within_floats_only():
     assert x.dtype == np.float32 and x.tolist() == [3, 0.5]
     with pytest.raises(TypeError, match="cannot write float32 into a tensor of int64"):
         Tensor([1, 2])[0] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "place"), [(0, (3,), r"\(2,\)"), ((0, 0), (2,), r"\(\)"), ([0, 0, 1], (2, 2), "3, 2")]
+)
+def test_a_value_that_does_not_fit_is_named_with_both_shapes(index, shape, place):
+    with pytest.raises(ValueError, match=f"value of shape {re.escape(str(shape))} does not broadcast .*{place}"):
+        Tensor(np.ones((3, 2)))[index] = np.ones(shape)
 
 
 @pytest.mark.parametrize(("index", "value"), [(5, 1.0), (slice(None), [1.0, 2.0]), (np.ones(4, bool), 1.0)])

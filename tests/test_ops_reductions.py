@@ -103,6 +103,8 @@ def test_values_and_gradients_by_hand(f, x, y, dx):
 def test_a_norm_has_a_positive_order(order, message):
     with pytest.raises(ValueError, match=message):
         Tensor([1.0]).norm(order)
+    with pytest.raises(TypeError, match=r"number, got 'fro'.*order 2"):
+        Tensor([[1.0]]).norm("fro")
 
 
 def test_second_derivatives_where_the_first_is_flat():

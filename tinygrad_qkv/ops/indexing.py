@@ -62,9 +62,12 @@ def setitem(x: Operand, index: Any, value: Operand) -> Tensor:
     x, v = numeric(x)
     index, value = _plain_index(index), tensor(value)
     y = v.copy()
-    extra = value.ndim - np.ndim(y[index])
+    place = y[index].shape
+    extra = value.ndim - len(place)
     if extra > 0 and value.shape[:extra] == (1,) * extra:
         value = np.reshape(value, value.shape[extra:])
+    if any(n not in (1, m) for n, m in zip(value.shape[::-1], place[::-1], strict=False)) or value.ndim > len(place):
+        raise ValueError(f"t[index] = value: a value of shape {value.shape} does not broadcast to t[index], {place}")
     if not np.can_cast(value.dtype, y.dtype, "same_kind"):
         raise TypeError(f"cannot write {value.dtype} into a tensor of {y.dtype}; convert one of them with astype")
     y[index] = value._data

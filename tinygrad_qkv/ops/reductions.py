@@ -6,6 +6,7 @@ In a rule `g` has the result's shape; `_spread` puts the reduced axes back with 
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,8 @@ def _logsumexp_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
 def norm(x: Operand, ord: float = 2, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
     """The vector norm sum(|x|^ord)^(1/ord); ord = inf is the largest |x|.  The gradient at 0 is 0."""
     refuse_names(unknown)
+    if not isinstance(ord, numbers.Real):
+        raise TypeError(f"norm's ord is a number, got {ord!r}; the Frobenius norm is the one of order 2 over all axes")
     if ord == math.inf:
         return max(abs(x), axis, keepdims)
     if ord <= 0:
