@@ -69,9 +69,10 @@ def bce_with_logits(logits: Any, target: Any, *, pos_weight: Any = None, reducti
         raise ValueError(f"targets are probabilities from 0 to 1, got {target.data.min()} to {target.data.max()}")
     positive = target * ops.softplus(-logits)
     if pos_weight is not None:
-        weight = ops.tensor(pos_weight)
-        if np.broadcast_shapes(weight.shape, logits.shape) != logits.shape:
-            raise ValueError(f"pos_weight of shape {weight.shape} does not broadcast to logits of shape {logits.shape}")
+        try:
+            weight = ops.broadcast_to(pos_weight, logits.shape)
+        except ValueError as error:
+            raise ValueError(f"pos_weight: {error}") from None
         positive = weight.astype(positive.dtype) * positive
     return _reduce(positive + (1 - target) * ops.softplus(logits), reduction)
 

@@ -6,6 +6,7 @@ A parameter whose gradient is None is skipped: no step, no decay.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,8 +34,8 @@ class Optimizer:
     def check(self, group: dict[str, Any]) -> None:
         """Raise ValueError for settings that make no sense."""
         for name in ("lr", "weight_decay"):
-            if not 0 <= group[name] < math.inf:
-                raise ValueError(f"{type(self).__name__}'s {name} is a finite number from 0 up, got {group[name]}")
+            if not isinstance(group[name], numbers.Real) or not 0 <= group[name] < math.inf:
+                raise ValueError(f"{type(self).__name__}'s {name} is a finite number from 0 up, got {group[name]!r}")
 
     def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Move the array `p` in place by its gradient `g`; state["step"] counts from 1."""
@@ -218,6 +219,8 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float) -> float:
 
     A gradient that holds NaN or inf raises ValueError with its parameter's name, and no gradient has changed.
     """
+    if isinstance(params, Module):
+        raise TypeError(f"clip_grad_norm takes parameters, got a {type(params).__name__}; pass model.parameters()")
     if not max_norm > 0:
         raise ValueError(f"max_norm is positive, got {max_norm}")
     max_norm = float(max_norm)  # a NumPy scalar would make float64 of float32

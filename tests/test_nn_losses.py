@@ -107,8 +107,9 @@ def test_bce_with_logits_is_exact_for_logits_of_any_size():
     np.testing.assert_allclose(x.grad.data[[0, 1, 4]], [0, 0, 1], atol=1e-12)
     with pytest.raises(ValueError, match="from 0 to 1, got -1"):
         F.bce_with_logits([1.0], [-1.0])
-    with pytest.raises(ValueError, match="pos_weight"):
-        F.bce_with_logits(np.ones(2), np.ones(2), pos_weight=np.ones((2, 2)))
+    for shape in ((2, 2), (3,)):
+        with pytest.raises(ValueError, match=r"pos_weight: .*does not broadcast to \(2,\)"):
+            F.bce_with_logits(np.ones(2), np.ones(2), pos_weight=np.ones(shape))
 
 
 def test_nll_skips_ignored_targets_and_checks_the_others():
