@@ -78,6 +78,8 @@ def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
 
     The old file's permissions stay: what was private must not become readable by others.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(path)!r} does not exist; make it first: {str(path.parent)!r}")
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(new, "xb") as file:

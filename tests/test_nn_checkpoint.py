@@ -385,3 +385,8 @@ def test_the_safetensors_package_reads_and_writes_the_same(tmp_path):
     library.save_file(given, path)
     for name, tensor in nn.load(path).items():
         assert tensor.data.tobytes() == given[name].tobytes() and tensor.shape == given[name].shape, name
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.*does not exist; make it first"):
+        nn.save({"a": Tensor([1.0])}, tmp_path / "nowhere" / "a.npz")

@@ -76,7 +76,7 @@ def _without_tensors(data: Any, typed: set[np.dtype]) -> Any:
 def _list_dtype(found: np.dtype, typed: set[np.dtype]) -> np.dtype:
     """The dtype for a list that NumPy makes `found` of: Python's numbers are weak, integers follow the floats."""
     if found.kind == "f":
-        return np.result_type(*[t for t in typed if t.kind == "f"] or [np.float32])
+        return np.result_type(*[t for t in typed if t.kind == "f"] or [np.dtype(np.float32)])
     return np.dtype(np.int64) if found.kind == "i" and not typed else found
 
 

@@ -165,11 +165,11 @@ def pad(x: Operand, widths: Any, value: float = 0) -> Tensor:
 
     A float around integers makes them float32.
     """
-    x, value = tensor(x), operand(value)
-    v = x._data.astype(FLOAT32) if isinstance(value, float) and x.dtype.kind != "f" else x._data
+    x, filler = tensor(x), operand(value)
+    v = x._data.astype(FLOAT32) if isinstance(filler, float) and x.dtype.kind != "f" else x._data
     pairs = _widths(x.shape, widths)
     inside = tuple(slice(before, before + n) for (before, _), n in zip(pairs.tolist(), x.shape, strict=True))
-    y = np.pad(v, pairs, constant_values=value)
+    y = np.pad(v, pairs, constant_values=filler)
     return record(y, "pad", (x,), (inside,), (lambda g, inside: g[inside],), ("dx = g[inside]",))
 
 
