@@ -388,5 +388,5 @@ def test_the_safetensors_package_reads_and_writes_the_same(tmp_path):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.*does not exist; make it first"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*does not exist; make it first"):
         nn.save({"a": Tensor([1.0])}, tmp_path / "nowhere" / "a.npz")
