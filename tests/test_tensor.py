@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -206,3 +207,15 @@ def test_dlpack_both_ways():
     assert np.shares_memory(np.from_dlpack(t), source)
     with pytest.raises(RuntimeError, match=r"t\.detach\(\)"):
         np.from_dlpack(Tensor([1.0], requires_grad=True))
+
+
+# ---- names of other libraries
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("numel", "t.size"), ("clamp", "t.clip"), ("to", "t.astype"), ("requires_grad_", "= True")]
+)
+def test_a_method_of_pytorch_says_what_to_write_here(name, instead):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; write .*{re.escape(instead)}"):
+        getattr(Tensor([1.0]), name)
+    assert not hasattr(Tensor([1.0]), "no_such_thing")
