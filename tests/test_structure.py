@@ -228,6 +228,46 @@ def test_importing_the_engine_imports_nothing_above_it():
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
+BUILDING_BLOCKS = {f"tinygrad_qkv/kernels/{name}.py" for name in ("panels", "rows", "scalars", "simd")}
+
+
+def undescribed(tree: ast.Module, file: str) -> Iterator[str]:
+    """Public functions and classes without a docstring, and functions with an argument or a result without a type.
+
+    Methods need types only: most of a Tensor's are one line that calls an op, and a layer's `forward` is described by
+    its class.  The building blocks of kernels need no types: they are compiled for those that they are called with.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+            continue
+        if node in tree.body and not ast.get_docstring(node):
+            yield f"{file}:{node.lineno}: {node.name} has no docstring"
+        if isinstance(node, ast.FunctionDef) and file not in BUILDING_BLOCKS:
+            a = node.args
+            arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            bare = [x.arg for x in arguments if x.annotation is None and x.arg not in ("self", "cls")]
+            if bare or (node.returns is None and node.name != "__init__"):
+                yield f"{file}:{node.lineno}: {node.name} has no type for {', '.join(bare) or 'its result'}"
+
+
+def test_public_functions_have_docstrings_and_types():
+    files = sources("tinygrad_qkv", "nn", "examples")
+    report([wrong for path in files for wrong in undescribed(ast.parse(path.read_text("utf-8")), name_of(path))])
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("def f() -> int: ...", "a.py:1: f has no docstring"),
+        ("class A: ...", "a.py:1: A has no docstring"),
+        ("def f(x, *, y: int) -> int:\n    'Y.'", "a.py:1: f has no type for x"),
+        ("class A:\n    'An A.'\n    def f(self): ...", "a.py:3: f has no type for its result"),
+    ],
+)
+def test_a_function_without_a_description_is_named(text, wrong):
+    assert list(undescribed(ast.parse(text), "a.py")) == [wrong]
+
+
 @pytest.fixture(scope="module")
 def tracked() -> list[Path]:
     """The files under version control."""
