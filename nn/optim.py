@@ -6,7 +6,6 @@ A parameter whose gradient is None is skipped: no step, no decay.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,8 +33,7 @@ class Optimizer:
     def check(self, group: dict[str, Any]) -> None:
         """Raise ValueError for settings that make no sense."""
         for name in ("lr", "weight_decay"):
-            if not isinstance(group[name], numbers.Real) or not 0 <= group[name] < math.inf:
-                raise ValueError(f"{type(self).__name__}'s {name} is a finite number from 0 up, got {group[name]!r}")
+            _refuse_all_but_finite(type(self).__name__, name, group[name])
 
     def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Move the array `p` in place by its gradient `g`; state["step"] counts from 1."""
@@ -125,8 +123,7 @@ class SGD(Optimizer):
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        if not 0 <= group["momentum"] < math.inf:
-            raise ValueError(f"SGD's momentum is a finite number from 0 up, got {group['momentum']}")
+        _refuse_all_but_finite("SGD", "momentum", group["momentum"])
         if group["nesterov"] and not group["momentum"]:
             raise ValueError("nesterov=True looks along the momentum; give momentum, e.g. 0.9")
 
@@ -159,16 +156,17 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ):
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "betas": tuple(betas) if np.iterable(betas) else betas})
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(
                 f"{type(self).__name__}'s betas are two numbers from 0 up to, without, 1; got {group['betas']}"
             )
-        if not 0 <= group["eps"] < math.inf:
-            raise ValueError(f"{type(self).__name__}'s eps is a finite number from 0 up, got {group['eps']}")
+        _refuse_all_but_finite(type(self).__name__, "eps", group["eps"])
 
     def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
         if group["weight_decay"]:
@@ -238,6 +236,11 @@ def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float) -> float:
         for _, _, g in grads:
             g.data = g.data * (max_norm / norm)
     return norm
+
+
+def _refuse_all_but_finite(kind: str, name: str, value: Any) -> None:
+    if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
+        raise ValueError(f"{kind}'s {name} is a finite number from 0 up, got {value!r}")
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

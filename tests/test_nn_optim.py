@@ -147,7 +147,10 @@ def test_a_generator_of_parameters():
         (lambda p: optim.SGD([p], momentum=-0.1), ValueError, "momentum"),
         (lambda p: optim.SGD([p], nesterov=True), ValueError, "give momentum"),
         (lambda p: optim.AdamW([p], weight_decay=-0.1), ValueError, "weight_decay"),
+        (lambda p: optim.SGD([p], momentum="some"), ValueError, "momentum is a finite number from 0 up, got 'some'"),
+        (lambda p: optim.Adam([p], eps="small"), ValueError, "eps is a finite number from 0 up, got 'small'"),
         (lambda p: optim.Adam([p], betas=(0.9, 1.0)), ValueError, "betas"),
+        (lambda p: optim.Adam([p], betas=0.9), ValueError, "betas are two numbers.*got 0.9"),
         (lambda p: optim.Adam([{"params": [p], "eps": -1.0}]), ValueError, "eps"),
     ],
 )
