@@ -62,7 +62,14 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x (..., in) = {x.shape} does not fit weight (out, in) = {weight.shape}")
     y = x @ weight.mT
-    return y if bias is None else y + bias
+    if bias is None:
+        return y
+    bias = ops.tensor(bias)
+    if bias.shape != y.shape[-1:]:
+        raise ValueError(
+            f"linear: bias {bias.shape} does not fit weight (out, in) = {weight.shape}; it has shape (out,)"
+        )
+    return y + bias
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None) -> Tensor:

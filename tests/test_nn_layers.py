@@ -42,6 +42,9 @@ def test_linear_keeps_leading_axes_and_refuses_other_widths():
     assert layer(np.ones((2, 7, 3), np.float32)).shape == (2, 7, 5)
     with pytest.raises(ValueError, match=r"x \(\.\.\., in\) = \(2, 5\) does not fit weight \(out, in\) = \(5, 3\)"):
         layer(np.ones((2, 5)))
+    for wrong in ((3,), (1,), ()):  # the last two would broadcast
+        with pytest.raises(ValueError, match=r"bias \(.*\) does not fit weight \(out, in\) = \(5, 3\)"):
+            F.linear(np.ones((2, 3)), np.ones((5, 3)), np.ones(wrong))
     with pytest.raises(ValueError, match="out_features is a size"):
         nn.Linear(3, 2.5)
 

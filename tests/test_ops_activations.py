@@ -28,7 +28,7 @@ def test_dropout_of_nothing_and_of_everything():
     assert y.tolist() == x.grad.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.5, NAN, INF])
+@pytest.mark.parametrize("p", [-0.1, 1.5, NAN, INF, "half"])
 def test_dropout_takes_a_probability(p):
     with pytest.raises(ValueError, match="probability from 0 to 1"):
         ops.dropout(Tensor([1.0]), p)

@@ -221,3 +221,5 @@ def test_one_hot():
     for wrong, error in (([3], IndexError), ([-1], IndexError), ([0.5], TypeError)):
         with pytest.raises(error):
             ops.one_hot(wrong, 3)
+    with pytest.raises(ValueError, match="or None for the largest id"):
+        ops.one_hot([0, 2], -1)

@@ -78,6 +78,8 @@ def one_hot(ids: Operand, classes: int | None = None, dtype: Any = FLOAT32) -> T
     if ids.dtype.kind not in "iu":
         raise TypeError(f"one_hot takes integers, got {ids.dtype}")
     classes = int(ids.max(initial=-1)) + 1 if classes is None else classes
+    if classes < 0:
+        raise ValueError(f"one_hot's classes is a number from 0 up, or None for the largest id + 1; got {classes}")
     if ids.size and (ids.min() < 0 or ids.max() >= classes):
         raise IndexError(f"one_hot of ids {ids.min()} to {ids.max()} needs ids from 0 to {classes - 1}")
     return Tensor.wrap((ids[..., None] == np.arange(classes)).astype(dtype))

@@ -54,11 +54,15 @@ def cross_entropy(
 def class_targets(targets: Operand, name: str, shape: tuple[int, ...], ignore_index: int) -> np.ndarray:
     """Targets (...) as (N,) int64, checked against the classes of the argument `name`, of shape (..., C)."""
     targets = np.asarray(plain(targets))
-    if len(shape) == 0 or targets.shape != shape[:-1]:
+    if len(shape) == 0:
+        raise ValueError(f"{name} have shape (..., C), the classes on the last axis; got ()")
+    if targets.shape != shape[:-1]:
         moved = targets.ndim + 1 == len(shape) and targets.shape == (shape[0], *shape[2:])
         hint = (
             f"; the classes are the last axis here: move axis 1 there with np.moveaxis({name}, 1, -1)" if moved else ""
         )
+        if targets.shape == shape:
+            hint = "; the class numbers of one-hot targets are targets.argmax(-1)"
         raise ValueError(f"{name} of shape {shape} need targets of shape {shape[:-1]}, got {targets.shape}{hint}")
     if targets.dtype.kind not in "iu":
         raise TypeError(f"targets are class numbers (integers), got {targets.dtype}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ from tinygrad_qkv.tensor import Tensor
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
-    """a where the boolean condition holds, else b; all three broadcast."""
+    """a where the boolean condition holds, else b; all three broadcast.
+
+    NOTE: the branch that is not taken gets gradient 0, which an infinite slope before it turns into NaN: choose its
+    input too, sqrt(where(x > 0, x, 1)).
+    """
     keep = _mask(condition, "where's condition")
     a, b, x, y = pair(a, b)
     for v in (x, y):
@@ -93,6 +98,6 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
 
 def probability(p: float) -> float:
     """p as a Python number, if it is a probability; dropout checks it, and so do the layers when they are made."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p}")
+    if not isinstance(p, numbers.Real) or not 0 <= p <= 1:
+        raise ValueError(f"dropout's p is a probability from 0 to 1, got {p!r}")
     return float(p)  # a NumPy scalar would make float64 of float32
