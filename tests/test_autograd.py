@@ -306,6 +306,12 @@ def test_a_rule_that_returns_no_floats_names_the_op(dtype, create_graph):
     assert x.grad is None
 
 
+def test_check_grad_wants_tensors_from_its_function():
+    for f in (lambda x: x.numpy(), lambda x: [x, 1.0]):
+        with pytest.raises(TypeError, match="returns a Tensor or a list of them, got"):
+            check_grad(f, np.ones(2))
+
+
 def test_check_grad_finds_a_wrong_rule_and_says_where():
     def cube(x):
         return record(x.data**3, "cube", (x,), (x,), (lambda g, x: g * 2 * x * x,), ("dx = g * 2 * x * x",))

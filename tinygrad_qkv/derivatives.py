@@ -65,7 +65,11 @@ def _leaf(x: Any) -> Any:
 
 
 def _outputs(y: Any) -> list[Tensor]:
-    return list(y) if isinstance(y, (list, tuple)) else [y]
+    outputs = list(y) if isinstance(y, (list, tuple)) else [y]
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise TypeError(f"check_grad's f returns a Tensor or a list of them, got {type(output).__name__}")
+    return outputs
 
 
 def _slope(f: Callable, leaves: list, i: int, v: np.ndarray, weights: list[np.ndarray], eps: float) -> float:
