@@ -123,6 +123,8 @@ def test_targets_changed_after_the_forward_move_no_gradient():
         ((2, 3), np.zeros((2, 3)), {}, ValueError, r"need targets of shape .*one-hot targets are targets.argmax\(-1\)"),
         ((2, 3, 5), np.zeros((2, 5), int), {}, ValueError, r"np.moveaxis\(logits, 1, -1\)"),
         ((), 0, {}, ValueError, "the classes on the last axis"),
+        ((2, 3), [0, 1], {"ignore_index": None}, TypeError, "ignore_index is an integer, got None"),
+        ((2, 3), [0, 1], {"ignore_index": 0.7}, TypeError, "ignore_index is an integer, got 0.7"),
         ((2, 3), [0, 1], {"label_smoothing": 1.5}, ValueError, "between 0 and 1"),
         ((2, 3), [0, 1], {"label_smoothing": NAN}, ValueError, "between 0 and 1"),
         ((2, 3), [0, 1], {"reduction": "avg"}, ValueError, "'mean', 'sum' or 'none'"),

@@ -54,6 +54,8 @@ def cross_entropy(
 def class_targets(targets: Operand, name: str, shape: tuple[int, ...], ignore_index: int) -> np.ndarray:
     """Targets (...) as (N,) int64, checked against the classes of the argument `name`, of shape (..., C)."""
     targets = np.asarray(plain(targets))
+    if not isinstance(ignore_index, (int, np.integer)):
+        raise TypeError(f"ignore_index is an integer, got {ignore_index!r}; the default -100 stands for no class")
     if len(shape) == 0:
         raise ValueError(f"{name} have shape (..., C), the classes on the last axis; got ()")
     if targets.shape != shape[:-1]:
