@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tinygrad_qkv.autograd import tick
+from tinygrad_qkv.memory import tick
 from tinygrad_qkv.modes import Frame, module_frame
 from tinygrad_qkv.tensor import Tensor
 

@@ -23,20 +23,21 @@ TOP_LEVEL = {
 # Each part, and the parts that it may import besides itself: kernels <- ops <- tensor <- nn <- examples.
 ALLOWED: dict[str, set[str]] = {
     "locks": set(),
+    "memory": {"locks", "tensor"},
     "kernels": {"locks"},
     "modes": set(),
     "random": {"locks", "modes"},
     "formulas": set(),
-    "tensor": {"locks", "modes", "methods"},
+    "tensor": {"memory", "modes", "methods"},
     "methods": {"tensor"},
-    "autograd": {"locks", "modes", "tensor"},
+    "autograd": {"locks", "memory", "modes", "tensor"},
     "ops": {"kernels", "modes", "random", "tensor", "autograd"},
     "derivatives": {"modes", "tensor", "autograd", "ops"},
     "ledger": {"modes", "tensor", "autograd"},
     "diagnose": {"modes", "tensor", "autograd"},
     "viz": {"modes", "tensor", "autograd", "ledger"},
     "public names": {"kernels", "modes", "random", "tensor", "autograd", "ops", "derivatives", "ledger", "diagnose"},
-    "nn": {"public names", "modes", "random", "tensor", "autograd", "ops"},
+    "nn": {"public names", "memory", "modes", "random", "tensor", "autograd", "ops"},
     "examples": {"public names", "nn", "viz"},
 }
 

@@ -6,7 +6,6 @@ Nodes are numbered in the order of their creation, so the reverse of that order 
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.locks import fork_safe_lock
+from tinygrad_qkv.memory import Memory, tick
 from tinygrad_qkv.modes import Frame, Line, grad_mode, module_frame, recording_mode, switched, user_line
-from tinygrad_qkv.tensor import Memory, Tensor
+from tinygrad_qkv.tensor import Tensor
 
-tick = itertools.count(1).__next__  # numbers nodes and in-place writes in one sequence
 _number = operator.attrgetter("number")
 _deposit = fork_safe_lock()  # two threads may add to the gradient of one leaf
 
