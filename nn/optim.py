@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv import kernels
 from tinygrad_qkv.nn.module import Module
 from tinygrad_qkv.tensor import Tensor
 
@@ -173,20 +174,23 @@ class Adam(Optimizer):
             g = g + group["weight_decay"] * p
         self.move(p, g, state, group)
 
-    def move(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """The step without decay."""
-        (beta1, beta2), step = group["betas"], state["step"]
-        if step == 1:
+    def move(
+        self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any], shrink: float = 1.0
+    ) -> None:
+        """The step without decay, on shrink * p: one pass of a kernel over the four arrays."""
+        if state["step"] == 1:
             state["m"], state["v"] = np.zeros_like(p), np.zeros_like(p)
-        m, v = state["m"], state["v"]
-        m *= beta1
-        m += (1 - beta1) * g
-        v *= beta2
-        v += (1 - beta2) * (g * g)
-        size = np.sqrt(v)
-        size /= math.sqrt(1 - beta2**step)
-        size += group["eps"]
-        p -= group["lr"] / (1 - beta1**step) * (m / size)
+        kernels.adam_step(
+            p,
+            g,
+            state["m"],
+            state["v"],
+            lr=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            step=state["step"],
+            shrink=shrink,
+        )
 
 
 class AdamW(Adam):
@@ -207,9 +211,7 @@ class AdamW(Adam):
         super().__init__(params, lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if group["weight_decay"]:
-            p *= 1 - group["lr"] * group["weight_decay"]
-        self.move(p, g, state, group)
+        self.move(p, g, state, group, shrink=1 - group["lr"] * group["weight_decay"])
 
 
 def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float) -> float:

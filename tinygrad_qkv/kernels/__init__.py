@@ -4,6 +4,7 @@ They know no Tensor and no gradient tape. Importing this package compiles nothin
 its disk cache) when it is first called with a dtype.
 """
 
+from tinygrad_qkv.kernels.adam import adam_step
 from tinygrad_qkv.kernels.cross_entropy import cross_entropy, cross_entropy_pullback
 from tinygrad_qkv.kernels.layer_norm import layer_norm, layer_norm_pullback
 from tinygrad_qkv.kernels.matmul import matmul
@@ -13,6 +14,7 @@ from tinygrad_qkv.kernels.special import erf
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
 
 __all__ = [
+    "adam_step",
     "cross_entropy",
     "cross_entropy_pullback",
     "erf",
