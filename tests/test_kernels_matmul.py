@@ -12,7 +12,7 @@ import pytest
 from tinygrad_qkv.kernels import matmul
 from tinygrad_qkv.kernels import panels as packing
 from tinygrad_qkv.kernels.compile import host_features
-from tinygrad_qkv.kernels.matmul import DEPTH, PARALLEL_FROM, _four_axes, _in_blocks
+from tinygrad_qkv.kernels.matmul import DEPTH, NUMPY_BELOW, PARALLEL_FROM, _four_axes, _in_blocks
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns
 
 DTYPES = [np.float32, np.float64]
@@ -113,7 +113,17 @@ def test_public_function_on_both_sides_of_the_size_rule(dtype):
         got = matmul(a, b)
         assert got.flags.c_contiguous
         assert_product(got, a, b)
-    assert 61 * 67 * 71 > PARALLEL_FROM["matmul"] > 63 * 64 * 65 - 1
+    assert 257 * 127 * 131 > PARALLEL_FROM["matmul"] > 61 * 67 * 71 > NUMPY_BELOW > 63 * 64 * 65 - 1
+
+
+@pytest.mark.parametrize("left", range(4))
+@pytest.mark.parametrize("right", range(4))
+def test_a_batch_of_small_products_in_every_layout(left, right):
+    """NumPy computes those that suit its BLAS, our kernel the others."""
+    a = list(layouts(RNG.standard_normal((3, 29, 31, 17))))[left]
+    b = list(layouts(RNG.standard_normal((29, 17, 37))))[right]
+    assert 3 * 29 * 31 * 17 * 37 > NUMPY_BELOW > 31 * 17 * 37
+    assert_product(matmul(a, b), a, b)
 
 
 @pytest.mark.parametrize(

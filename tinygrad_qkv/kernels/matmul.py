@@ -15,7 +15,9 @@ from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 DEPTH = 256  # longest stretch of k in one pass: a panel of the right operand (DEPTH x 128 bytes) then fits into L1
 SIDE = 4096  # most rows, and most columns, packed at once: bounds the working memory to SIDE * DEPTH elements a side
-NUMPY_VECTOR_BELOW = 9216  # elements of a matrix times a vector up to which NumPy's BLAS uses one thread
+# NumPy's BLAS computes a product of two matrices on one thread below so many multiply-adds, one with a vector below
+# the second number. A batch of such products goes to NumPy whatever its length: it needs no packing there.
+NUMPY_BELOW, NUMPY_VECTOR_BELOW = 2**18, 9216
 TASKS = 64  # tiles are split among columns too until there are as many tasks, so that threads come out even
 
 
@@ -24,8 +26,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     a (..., M, K), b (..., K, N), both float32 or both float64, any strides; leading axes broadcast. Gives a new
     C-contiguous array (..., M, N). Integers and bools take NumPy's own product.
-    Small products go to NumPy as well, up to the sizes that its BLAS computes on one thread: two pools of threads in
-    one process slow each other down.
+    Small products go to NumPy as well, and batches of them, up to the sizes that its BLAS computes on one thread: two
+    pools of threads in one process slow each other down.
     Errors: ValueError for shapes that do not fit, TypeError for other or unlike dtypes.
     """
     _check_shapes(a, b)
@@ -40,11 +42,19 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     work = math.prod(out_shape) * depth
     if work == 0:
         return np.zeros(out_shape, a.dtype)
-    if work < (NUMPY_VECTOR_BELOW if min(rows, columns) == 1 else PARALLEL_FROM["matmul"]):
+    least = NUMPY_VECTOR_BELOW if min(rows, columns) == 1 else NUMPY_BELOW
+    each = work if b.size == depth * columns else rows * columns * depth  # one right operand for all: one tall product
+    if work < least or (each < least and _suits_blas(a) and _suits_blas(b)):
         return np.ascontiguousarray(np.matmul(a, b))
     out = np.empty(out_shape, a.dtype)
     _in_blocks(*_four_axes(a, b, out), parallel=work >= PARALLEL_FROM["matmul"])
     return out
+
+
+def _suits_blas(x: np.ndarray) -> bool:
+    """Whether NumPy hands these matrices to its BLAS: rows or columns lie together, with steps forward between them."""
+    row, column = x.strides[-2:]
+    return min(row, column) == x.itemsize and max(row, column) % x.itemsize == 0
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:

@@ -19,7 +19,7 @@ import numba
 # these runs on one thread: waking another costs more than it saves. Measured with two cores; both forms take equally
 # long at these sizes. Units stand beside the numbers.
 PARALLEL_FROM = {
-    "matmul": 2**18,  # multiply-adds; below, NumPy's matmul, whose BLAS uses one thread up to there
+    "matmul": 2**21,  # multiply-adds; smaller matrices than 2**18 go to NumPy, see matmul.py
     "softmax": 2**14,  # elements
     "cross_entropy": 2**14,  # elements
     "layer_norm": 2**14,  # elements
