@@ -171,7 +171,7 @@ class Adam(Optimizer):
 
     def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
         if group["weight_decay"]:
-            g = g + group["weight_decay"] * p
+            g = g + float(group["weight_decay"]) * p  # a NumPy scalar would make float64 of float32
         self.move(p, g, state, group)
 
     def move(

@@ -248,3 +248,18 @@ def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     assert p.grad.item() == 30
     with pytest.raises(ValueError, match="positive"):
         optim.clip_grad_norm([p], 0)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
+def test_numpy_scalars_as_settings_change_no_dtype(kind):
+    """NumPy's float64 is strong beside a float32 array: as a decay it would make a float64 gradient."""
+    steps = []
+    for number in (float, np.float64):
+        p = nn.Parameter(np.ones(3, np.float32))
+        p.grad = np.full(3, 0.5, np.float32)
+        optimiser = kind([p], lr=number(0.1), weight_decay=number(0.25))
+        optimiser.step()
+        optimiser.step()
+        steps.append(p.numpy().copy())
+    assert steps[0].dtype == np.float32
+    np.testing.assert_allclose(steps[1], steps[0], rtol=1e-6)
