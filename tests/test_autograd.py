@@ -279,7 +279,7 @@ def test_backward_needs_a_gradient_of_the_right_shape():
 
 
 def test_backward_outside_any_graph():
-    with pytest.raises(RuntimeError, match="nothing it was made from requires grad"):
+    with pytest.raises(RuntimeError, match=r"backward.*no graph: nothing that it was made from requires grad"):
         Tensor([1.0]).sum().backward()
     x = leaf([1.0])
     with no_grad():

@@ -78,6 +78,16 @@ def leaf_node(tensor: Tensor, requires_grad: bool = False) -> Node:
     return tensor._node
 
 
+def recorded_node(tensor: Tensor, caller: str) -> Node:
+    """The node of a tensor that has a graph; RuntimeError, in the name of `caller`, for one that has none."""
+    if not tensor.requires_grad:
+        raise RuntimeError(
+            f"{caller}: this tensor of shape {tensor.shape} has no graph: nothing that it was made from requires grad "
+            "(set requires_grad=True on a leaf), or it was made under no_grad() or detached"
+        )
+    return leaf_node(tensor)
+
+
 def record(
     y: np.ndarray,
     op: str,
@@ -207,22 +217,18 @@ def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Tensor]:
     """The node of `tensor` and the gradient that it starts with, checked."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{caller} needs a Tensor, got {type(tensor).__name__}")
-    if not tensor.requires_grad:
-        raise RuntimeError(
-            f"{caller} on a tensor that was not recorded: nothing it was made from requires grad "
-            "(set requires_grad=True on a leaf), or it was made under no_grad() or detached"
-        )
+    node = recorded_node(tensor, caller)
     if gradient is None:
         if tensor._data.size != 1:
             raise ValueError(
                 f"{caller} without a gradient needs a scalar, got shape {tensor.shape}; "
                 "reduce it first, e.g. .sum(), or pass a gradient of that shape"
             )
-        return leaf_node(tensor), Tensor.wrap(np.ones_like(tensor._data))
+        return node, Tensor.wrap(np.ones_like(tensor._data))
     g = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
     if g.shape != tensor.shape:
         raise ValueError(f"{caller}: gradient of shape {g.shape} for a tensor of shape {tensor.shape}; they must agree")
-    return leaf_node(tensor), g if g.dtype == tensor.dtype else g.astype(tensor.dtype)
+    return node, g if g.dtype == tensor.dtype else g.astype(tensor.dtype)
 
 
 def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:

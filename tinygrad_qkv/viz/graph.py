@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tinygrad_qkv.autograd import Node, ancestry, leaf_node
+from tinygrad_qkv.autograd import Node, ancestry, recorded_node
 from tinygrad_qkv.tensor import Tensor
 from tinygrad_qkv.viz.boxes import boxed
 from tinygrad_qkv.viz.labels import FAINT, FONT, INK, Line, Style, label_attributes, quoted
@@ -96,12 +96,7 @@ def _roots(tensor: Tensor | Sequence[Tensor]) -> set[Node]:
     for t in tensors:
         if not isinstance(t, Tensor):
             raise TypeError(f"draw_graph draws a Tensor, or a list of Tensors, got {type(t).__name__}")
-        if not t.requires_grad:
-            raise RuntimeError(
-                f"this tensor of shape {t.shape} has no graph: nothing that it was made from requires grad "
-                "(set requires_grad=True on a leaf), or it was made under no_grad() or detached"
-            )
-    return {leaf_node(t) for t in tensors}
+    return {recorded_node(t, "draw_graph") for t in tensors}
 
 
 def _in_order(roots: set[Node]) -> list[Node]:
