@@ -5,6 +5,7 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING
 
+from tinygrad_qkv.hints import missing
 from tinygrad_qkv.nn import functional, init, losses, optim
 from tinygrad_qkv.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from tinygrad_qkv.nn.attention import MultiHeadAttention, QKVProjection
@@ -74,8 +75,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for a name of this
             "SmoothL1Loss": "HuberLoss",
             "utils": "optim.clip_grad_norm, save and load",
         }
-        hint = f"; here there is {here[name]}" if name in here else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        raise missing(f"module {__name__!r}", name, here)
 
 
 # `import nn` works in a checkout. The names that it finds are the canonical modules themselves, so that a class is one

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv import ops
+from tinygrad_qkv.hints import missing
 from tinygrad_qkv.nn.dot_product import scaled_dot_product_attention
 from tinygrad_qkv.nn.losses import bce_with_logits, cross_entropy, huber, kl_div, l1, mse, nll
 from tinygrad_qkv.ops import (
@@ -87,5 +88,4 @@ def __getattr__(name: str) -> Any:
         "nll_loss": "nll",
         "binary_cross_entropy_with_logits": "bce_with_logits",
     }
-    hint = f"; it is called {here[name]} here" if name in here else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise missing(f"module {__name__!r}", name, here)

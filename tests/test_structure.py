@@ -22,6 +22,7 @@ TOP_LEVEL = {
 
 # Each part, and the parts that it may import besides itself: kernels <- ops <- tensor <- nn <- examples.
 ALLOWED: dict[str, set[str]] = {
+    "hints": set(),
     "locks": set(),
     "memory": {"locks", "tensor"},
     "kernels": {"locks"},
@@ -29,15 +30,26 @@ ALLOWED: dict[str, set[str]] = {
     "random": {"locks", "modes"},
     "formulas": set(),
     "tensor": {"memory", "modes", "methods"},
-    "methods": {"tensor"},
+    "methods": {"hints", "tensor"},
     "autograd": {"locks", "memory", "modes", "tensor"},
     "ops": {"kernels", "modes", "random", "tensor", "autograd"},
     "derivatives": {"modes", "tensor", "autograd", "ops"},
     "ledger": {"modes", "tensor", "autograd"},
     "diagnose": {"modes", "tensor", "autograd"},
     "viz": {"modes", "tensor", "autograd", "ledger"},
-    "public names": {"kernels", "modes", "random", "tensor", "autograd", "ops", "derivatives", "ledger", "diagnose"},
-    "nn": {"public names", "memory", "modes", "random", "tensor", "autograd", "ops"},
+    "public names": {
+        "hints",
+        "kernels",
+        "modes",
+        "random",
+        "tensor",
+        "autograd",
+        "ops",
+        "derivatives",
+        "ledger",
+        "diagnose",
+    },
+    "nn": {"public names", "hints", "memory", "modes", "random", "tensor", "autograd", "ops"},
     "examples": {"public names", "nn", "viz"},
 }
 

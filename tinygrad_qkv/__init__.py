@@ -9,6 +9,7 @@ from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in m
 # isort: split
 from tinygrad_qkv.autograd import grad
 from tinygrad_qkv.derivatives import check_grad
+from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
 from tinygrad_qkv.modes import enable_grad, no_grad, recording
 from tinygrad_qkv.ops import (
@@ -311,8 +312,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("tinygrad_qkv.nn")
     if name == "draw_graph":
         return importlib.import_module("tinygrad_qkv.viz.graph").draw_graph
-    hint = f"; write {_elsewhere[name]}" if name in _elsewhere else ""
-    raise AttributeError(f"module 'tinygrad_qkv' has no attribute {name!r}{hint}")
+    raise missing("module 'tinygrad_qkv'", name, _elsewhere)
 
 
 def __dir__() -> list[str]:

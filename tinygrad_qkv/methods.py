@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 # The one import cycle: a tensor's operators call ops, and ops make tensors.  The package imports ops first.
 from tinygrad_qkv import ops
+from tinygrad_qkv.hints import missing
 
 if TYPE_CHECKING:
     from tinygrad_qkv.tensor import Tensor
@@ -401,5 +402,4 @@ class Methods:
     if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 
         def __getattr__(self, name: str) -> None:
-            hint = f"; write {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+            raise missing(f"{type(self).__name__!r} object", name, _ELSEWHERE)
