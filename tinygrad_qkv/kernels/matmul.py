@@ -10,7 +10,7 @@ from numba.core import types
 from tinygrad_qkv.kernels.arrays import native
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.panels import pack_left, pack_right
-from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns, block_product
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns, tile_product
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 DEPTH = 256  # longest stretch of k in one pass: a panel of the right operand (DEPTH x 128 bytes) then fits into L1
@@ -184,19 +184,6 @@ def _tiles(a_t, b, out, left_room, right_room, depth, column_tasks):
             i, j = matrix // inner, matrix % inner
             l0 = (min(i, a_t.shape[0] - 1) * a_t.shape[1] + min(j, a_t.shape[1] - 1)) * row_panels
             r0 = (min(i, b.shape[0] - 1) * b.shape[1] + min(j, b.shape[1] - 1)) * column_panels
-            edge = np.empty((height, width), out.dtype)
             for n in range(first, min(first + column_part, column_panels)):
                 tile = out[i, j, m * height : (m + 1) * height, n * width : (n + 1) * width]
-                _tile(left[l0 + m], right[r0 + n], tile, k0 > 0, edge)
-
-
-@kernel
-def _tile(a, b, c, add, edge):
-    """c = or += a^T b, through the spare tile `edge` where c is smaller than a register block."""
-    if c.shape == edge.shape:
-        block_product(a, b, c, add)
-    else:
-        block_product(a, b, edge, False)
-        for i in range(c.shape[0]):
-            for j in range(c.shape[1]):
-                c[i, j] = c[i, j] + edge[i, j] if add else edge[i, j]
+                tile_product(left[l0 + m], right[r0 + n], tile, k0 > 0)
