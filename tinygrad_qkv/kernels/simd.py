@@ -247,12 +247,15 @@ def _block_product(typingctx, a, b, c, i, j, add):
 
 
 def _tile_product_plain(a, b, c, add):
-    c[...] = c + a.T @ b if add else a.T @ b
+    product = a[:, : c.shape[0]].T @ b[:, : c.shape[1]]
+    c[...] = c + product if add else product
 
 
 @kernel(plain=_tile_product_plain)
 def tile_product(a, b, c, add):
     """c = a^T b, or c += a^T b, for a (depth, M), b (depth, N) and c (M, N) that stay in the cache.
+
+    a and b may be wider than that, as packed panels are at an edge: what c does not ask for is not read.
 
     for j in steps of `block_columns`: for i in steps of BLOCK_ROWS:
         c[i : i + BLOCK_ROWS, j : j + block_columns] = or += sum over k of a[k, i : ...] * b[k, j : ...], in registers
