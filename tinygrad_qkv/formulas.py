@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv import kernels
+
 
 def evaluate(formula: str, values: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
     """The value of a formula's last step, e.g. evaluate("da = g * b", {"g": ..., "b": ...}, a.shape).
@@ -181,6 +183,11 @@ def _smoothed(q: np.ndarray, s: float) -> np.ndarray:
     return (1 - s) * q + s / q.shape[-1]
 
 
+def _kept(g: np.ndarray, p: float, seed: int) -> np.ndarray:
+    """Which elements of an array like g dropout keeps under the seed."""
+    return kernels.dropout(np.ones_like(g), p, seed) != 0
+
+
 FUNCTIONS: dict[str, Callable] = {
     "exp": np.exp,
     "log": np.log,
@@ -220,4 +227,5 @@ FUNCTIONS: dict[str, Callable] = {
     "unbind": lambda x, axis: np.moveaxis(x, axis, 0),
     "add_at": _add_at,
     "add_rows": _add_rows,
+    "kept": _kept,
 }

@@ -6,6 +6,7 @@ its disk cache) when it is first called with a dtype.
 
 from tinygrad_qkv.kernels.adam import adam_step
 from tinygrad_qkv.kernels.cross_entropy import cross_entropy, cross_entropy_pullback
+from tinygrad_qkv.kernels.dropout import dropout
 from tinygrad_qkv.kernels.layer_norm import layer_norm, layer_norm_pullback
 from tinygrad_qkv.kernels.matmul import matmul
 from tinygrad_qkv.kernels.scatter import scatter_add
@@ -17,6 +18,7 @@ __all__ = [
     "adam_step",
     "cross_entropy",
     "cross_entropy_pullback",
+    "dropout",
     "erf",
     "get_num_threads",
     "layer_norm",

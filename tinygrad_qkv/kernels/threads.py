@@ -26,6 +26,7 @@ PARALLEL_FROM = {
     "scatter": 2**17,  # elements added
     "erf": 2**14,  # elements
     "adam": 2**16,  # elements
+    "dropout": 2**15,  # elements
 }
 
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import record
 from tinygrad_qkv.ops.operands import Operand, broadcast_together, floating, numeric, pair, plain
 from tinygrad_qkv.random import dropout_seed
@@ -81,19 +82,22 @@ def clip(x: Operand, low: Operand = None, high: Operand = None) -> Tensor:
 def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) -> Tensor:
     """Zero each element with probability p and scale the others by 1 / (1 - p); p = 1 gives zeros.
 
-    The mask comes from one 64-bit seed per call through a counter-based generator, so that it does not depend on the
-    number of threads.  Source: Srivastava et al. 2014, in the scaled form that needs nothing at inference.
+    One 64-bit seed per call says by a counter-based generator which elements are kept, whatever the number of threads;
+    the pullback makes the same choice again, so no mask is stored.
+    Source: Srivastava et al. 2014, in the scaled form that needs nothing at inference.
     """
     x, v = floating(x)
     p = probability(p)
-    if p == 0:
-        return x
-    bits = np.random.Generator(np.random.Philox(key=dropout_seed(generator)))
-    keep = bits.random(v.shape, dtype=np.float32) >= p
-    scale = 1 / (1 - p) if p < 1 else 1.0
-    rule = lambda g, keep, scale: np.where(keep, g * scale, 0)
-    y = np.where(keep, v * scale, 0)
-    return record(y, "dropout", (x,), (keep, scale), (rule,), ("dx = where(keep, g * scale, 0)",))
+    return x if p == 0 else _dropped(x, v, p, dropout_seed(generator))
+
+
+def _dropped(x: Tensor, v: np.ndarray, p: float, seed: int) -> Tensor:
+    formula = "dx = where(kept(g, p, seed), g / (1 - p), 0)"
+    return record(kernels.dropout(v, p, seed), "dropout", (x,), (p, seed), (_dropout_pullback,), (formula,))
+
+
+def _dropout_pullback(g: Any, p: float, seed: int) -> Any:
+    return _dropped(g, g._data, p, seed) if isinstance(g, Tensor) else kernels.dropout(g, p, seed)
 
 
 def probability(p: float) -> float:
