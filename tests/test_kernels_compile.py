@@ -3,6 +3,7 @@
 Each test copies the kernels into a folder of its own and runs them in fresh processes.
 """
 
+import io
 import os
 import shutil
 import subprocess
@@ -15,13 +16,15 @@ import pytest
 
 from tinygrad_qkv import kernels, locks
 from tinygrad_qkv.kernels import compile as compiling
+from tinygrad_qkv.kernels import progress
 
 # Adds up rows 0..3 under the ids 0, 1, 1, 0; prints the result and whether it came from the disk.
 USE = """
 import numpy as np
 from tinygrad_qkv.kernels import scatter
+from tinygrad_qkv.kernels.compile import KERNELS
 out = scatter.scatter_add(np.arange(4, dtype=np.float32)[:, None], np.array([0, 1, 1, 0]), 2)
-(form,) = scatter._add_rows._compiled.values()
+form = KERNELS["scatter._add_rows"].form(out.dtype, False)
 print(out.ravel().tolist(), "loaded" if sum(form.stats.cache_hits.values()) else "compiled")
 """
 RIGHT = "[3.0, 3.0]"
@@ -85,13 +88,14 @@ DAMAGE = """
 import glob, shutil
 import numpy as np
 from tinygrad_qkv.kernels import scatter
+from tinygrad_qkv.kernels.compile import KERNELS
 
 def use():
     "As a fresh process would: nothing compiled is left in memory."
-    scatter._add_rows._compiled.clear()
+    KERNELS["scatter._add_rows"]._compiled[False].clear()
     out = scatter.scatter_add(np.arange(4, dtype=np.float32)[:, None], np.array([0, 1, 1, 0]), 2)
     assert out.ravel().tolist() == [3.0, 3.0]
-    (form,) = scatter._add_rows._compiled.values()
+    form = KERNELS["scatter._add_rows"].form(out.dtype, False)
     return "loaded" if sum(form.stats.cache_hits.values()) else "compiled"
 
 def flip(data):
@@ -150,13 +154,14 @@ def test_first_calls_from_several_threads(copy):
 import threading
 import numpy as np
 from tinygrad_qkv.kernels import scatter
+from tinygrad_qkv.kernels.compile import KERNELS
 results = []
 def work():
     results.append(scatter.scatter_add(np.ones((5, 3), np.float32), np.zeros(5, np.int64), 2)[0].tolist())
 threads = [threading.Thread(target=work) for _ in range(4)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-print(results == [[5.0] * 3] * 4, len(scatter._add_rows._compiled))
+print(results == [[5.0] * 3] * 4, len(KERNELS['scatter._add_rows']._compiled[False]))
 """
     assert copy.run(code) == "True 1"
 
@@ -179,30 +184,82 @@ print(k.matmul(big, big.T)[0, 0], abs(y.sum(1) - 1).max() < 1e-6, k.get_num_thre
     assert copy.files() == []
 
 
-def test_a_long_compilation_says_so_once(capsys, monkeypatch):
-    monkeypatch.setattr(compiling, "_told", False)
-    compiling._say_that_compiling_takes_time(0.5, "folder")
-    assert capsys.readouterr().err == ""
-    compiling._say_that_compiling_takes_time(1.5, "folder")
-    compiling._say_that_compiling_takes_time(1.5, "folder")
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "folder" in err
-    monkeypatch.setattr(compiling, "_told", False)
-    compiling._say_that_compiling_takes_time(1.5, None)
-    assert "no cache folder" in capsys.readouterr().err
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+    def screen(self):
+        """What stands there after carriage returns moved the cursor back: the last text of each line."""
+        return [line.rpartition("\r")[2] for line in self.getvalue().split("\n")]
+
+
+@pytest.fixture
+def saying(monkeypatch):
+    """The progress of a process that compiled nothing yet, with stderr as given."""
+
+    def on(stream, whole=True):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "__stderr__", stream if whole else None)
+        for name, value in {"_kernels": 0, "_seconds": 0.0, "_told": False, "_shown": "", "silent": False}.items():
+            monkeypatch.setattr(progress, name, value)
+        return stream
+
+    monkeypatch.setenv("TERM", "xterm")
+    return on
+
+
+def compile_two(folder="folder", seconds=(0.6, 1.5)):
+    for label, taken in zip(("a.quick (serial)", "b.slow (parallel)"), seconds, strict=True):
+        progress.begin(label)
+        progress.end(label, taken, folder)
+
+
+def test_a_first_run_shows_what_it_compiles_in_a_line_that_vanishes(saying):
+    err = saying(Terminal())
+    progress.begin("a.quick (serial)")
+    assert err.screen() == ["tinygrad_qkv: compiling a.quick (serial) ..."]
+    progress.end("a.quick (serial)", 0.6, "folder")
+    assert err.screen() == [""]
+    progress.begin("b.slow (parallel)")
+    assert err.screen() == ["tinygrad_qkv: compiling b.slow (parallel), 1 before it in 1 s ..."]
+    progress.end("b.slow (parallel)", 1.5, "folder")
+    stays = "tinygrad_qkv: compiling numerical kernels for this machine; later runs load them from folder"
+    assert err.screen() == [stays, ""]
+    compile_two()
+    assert err.screen() == [stays, ""]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["a file", "a progress bar's stream"])
+def test_elsewhere_only_slow_kernels_leave_a_line(saying, stream):
+    err = saying(stream, whole=False)
+    compile_two(seconds=(0.2, 0.7))
+    assert err.getvalue() == ""
+    compile_two(folder=None)
+    first, second, rest = err.getvalue().split("\n")
+    assert "no cache folder" in first and second == "tinygrad_qkv: compiled b.slow (parallel) in 1.5 s" and not rest
+
+
+def test_a_program_without_stderr_compiles_too(saying):
+    saying(None)
+    compile_two()
+    closed = saying(io.StringIO())
+    closed.close()
+    compile_two()
 
 
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
 def test_one_compilation_serves_every_stride_and_read_only_arrays():
     x = np.ones((6, 5), np.float32)
     frozen = np.broadcast_to(x[0], (6, 5))
-    from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks, _tiles
+    from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks
 
     for a in (x, x[::-1], np.asfortranarray(x), frozen, x[:, ::-1]):
         out = np.empty((6, 6), np.float32)
         _in_blocks(*_four_axes(a, a.T, out), parallel=True)
         assert (out == 5).all()
-    form = _tiles._compiled[np.dtype(np.float32), True]
+    form = compiling.KERNELS["matmul._tiles"].form(x.dtype, True)
     assert len(form.signatures) == 1
 
 

@@ -8,7 +8,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
-from tinygrad_qkv.kernels.compile import Kernel, array_in, array_out, kernel
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_dot, row_exp_into, row_max, row_sum, row_sum_exp
 from tinygrad_qkv.kernels.scalars import exp
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -38,7 +38,7 @@ def log_softmax_pullback(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     return _over_rows("log_softmax_pullback", _log_softmax_pullback_rows, axis, y, g)
 
 
-def _over_rows(name: str, rows: Kernel, axis: int, *arrays: np.ndarray) -> np.ndarray:
+def _over_rows(name: str, rows: Callable[..., None], axis: int, *arrays: np.ndarray) -> np.ndarray:
     """Run a kernel over arrays of one shape, seen as rows along `axis`: copies where that is not the last one."""
     shape = arrays[0].shape
     shapes_fit(name, g=(arrays[-1], shape))

@@ -11,9 +11,12 @@ import ctypes
 import importlib.metadata
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numba
+
+from tinygrad_qkv.locks import fork_safe_lock
 
 # Size rules, by sizes alone so that bits never depend on the machine's load or on the number of threads. Work below
 # these runs on one thread: waking another costs more than it saves. Measured with two cores; both forms take equally
@@ -30,8 +33,10 @@ PARALLEL_FROM = {
 }
 
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone
-_serial_process = False  # True in a forked child that must not enter a parallel region
+serial_process = False  # True in a forked child that must not enter a parallel region
 _started = False
+_starting = fork_safe_lock()
+_turn: Any = None  # a lock on workqueue: one Python thread at a time
 _users: set[int] = set()  # idents of the Python threads that ever entered a parallel region
 _fork_is_clean = True  # the last fork came from the main thread, and no other living thread was a user
 
@@ -58,46 +63,37 @@ def get_num_threads() -> int:
     """How many threads the kernels use in this Python thread."""
     if _count is not None:
         return _count
-    _start()
+    start()
     return numba.get_num_threads()
 
 
-def can_run_parallel() -> bool:
-    """Whether this process may enter a parallel region."""
-    return not _serial_process
+def run(form: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """form(*args), a call that wakes threads: as many as was said, and only when the layer can take it."""
+    if _count is not None:
+        numba.set_num_threads(_count)  # numba keeps the number for each Python thread
+    _users.add(threading.get_ident())
+    if _turn is None:
+        form(*args)
+    else:
+        with _turn:
+            form(*args)
 
 
-class ParallelRegion:
-    """What a kernel holds while its threads run: their number is set, and the layer can take the call."""
+def start() -> None:
+    """Launch the threads, on TBB where it is installed, unless the user chose another layer.
 
-    turn: Any = None  # a lock on workqueue: one Python thread at a time
-
-    def __enter__(self) -> None:
-        if not _started:
-            _start()
-        if _count is not None:
-            numba.set_num_threads(_count)  # numba keeps the number for each Python thread
-        if self.turn is not None:
-            self.turn.acquire()
-        _users.add(threading.get_ident())
-
-    def __exit__(self, *exception: object) -> None:
-        if self.turn is not None:
-            self.turn.release()
-
-
-parallel_region = ParallelRegion()
-
-
-def _start() -> None:
-    """Launch the threads, on TBB where it is installed, unless the user chose another layer."""
-    global _started
-    if numba.config.THREADING_LAYER not in ("omp", "workqueue"):
-        _load_tbb()
-    numba.get_num_threads()  # launches the threads
-    if numba.threading_layer() == "workqueue":
-        parallel_region.turn = threading.Lock()
-    _started = True
+    It comes before the first parallel code is compiled or loaded: numba would choose the layer then.
+    """
+    global _started, _turn
+    with _starting:
+        if _started:
+            return
+        if numba.config.THREADING_LAYER not in ("omp", "workqueue"):
+            _load_tbb()
+        numba.get_num_threads()  # launches the threads
+        if numba.threading_layer() == "workqueue":
+            _turn = threading.Lock()
+        _started = True
 
 
 def _load_tbb() -> None:
@@ -123,14 +119,14 @@ def _before_fork() -> None:
 
 def _after_fork_in_child() -> None:
     """Make the child safe: it has none of the workers, and a lock may be held by a thread that is not in it."""
-    global _serial_process
-    if parallel_region.turn is not None:
-        parallel_region.turn = threading.Lock()
+    global serial_process, _turn
+    if _turn is not None:
+        _turn = threading.Lock()
     try:
         layer = numba.threading_layer()
     except ValueError:  # no parallel code ran before the fork: the child starts afresh
         return
-    _serial_process = _serial_process or layer == "omp" or (layer == "tbb" and not _fork_is_clean)
+    serial_process = serial_process or layer == "omp" or (layer == "tbb" and not _fork_is_clean)
 
 
 if hasattr(os, "register_at_fork"):

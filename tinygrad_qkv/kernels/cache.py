@@ -1,0 +1,162 @@
+"""The disk cache of compiled kernels: one checked file for each kernel, form and dtype.
+
+Everything that numba calls private stays in this file and in compile.py.
+"""
+
+import hashlib
+import os
+import pickle
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps as _dumps
+
+from tinygrad_qkv.kernels import progress
+
+SUFFIX = ".kernel"
+
+
+class Stored(NamedTuple):
+    """A kernel's file: whether it is what the sources would give now, its size, and what compiling it took."""
+
+    current: bool
+    size: int
+    seconds: float
+
+
+def _hash_of_sources() -> bytes | None:
+    """A hash of all that compiled code depends on: every file of this folder, and the compilers.
+
+    None where the files cannot be read, as in a zip archive: what cannot be stamped is not cached.
+    """
+    sha = hashlib.sha256()
+    try:
+        sources = [(path.name, path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    except OSError:
+        return None
+    for name, text in sources:
+        sha.update(f"{name} {len(text)} ".encode() + text)
+    settings = (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.LOOP_VECTORIZE, numba.config.SLP_VECTORIZE)
+    sha.update(repr((numba.__version__, llvmlite.__version__, np.__version__, *map(str, settings))).encode())
+    return sha.digest() if sources else None
+
+
+# Taken at import, before the kernels' own files are read: code edited later must not be filed under the new stamp.
+_STAMP = _hash_of_sources()
+
+
+class KernelCache(FunctionCache):
+    """numba's disk cache with three differences: a stamp of all kernel files, checked contents, and no exceptions.
+
+    numba stamps the file of the function alone, so an edited building block in another file would run stale.
+    """
+
+    def __init__(self, function: Any, name: str, form: str) -> None:
+        self.folder: str | None = None
+        self._label = f"{name} ({form})"
+        self._cache_path: str | None = None
+        self._started = 0.0
+        try:
+            super().__init__(function)
+        except Exception:  # no folder can be written: RuntimeError or OSError, from any of numba's locators
+            return
+        if _STAMP is not None:
+            self.folder = self._impl.locator.get_cache_path()
+            self._cache_file = _OverloadFiles(Path(self.folder), f"{name}-{form}", _STAMP)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled function from disk, or None, upon which numba compiles it."""
+        loaded = self._loaded(sig, target_context)
+        if loaded is None:
+            progress.begin(self._label)
+            self._started = time.perf_counter()
+        return loaded
+
+    def _loaded(self, sig: Any, target_context: Any) -> Any:
+        if self.folder is None:
+            target_context.refresh()
+            return None
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # unreadable, or made by something else: compile anew
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the compiled function on disk where that is possible."""
+        seconds = time.perf_counter() - self._started
+        progress.end(self._label, seconds, self.folder)
+        if self.folder is None:
+            return
+        self._cache_file.seconds = seconds
+        try:
+            super().save_overload(sig, data)
+        except Exception:  # a full or read-only disk, or a folder that went away: the code stays in memory
+            return
+
+    def stored(self, sig: Any, target_context: Any) -> Stored | None:
+        """What lies on disk for the signature, if anything."""
+        if self.folder is None:
+            return None
+        target_context.refresh()
+        return self._cache_file.stored(self._index_key(sig, target_context.codegen()))
+
+
+class _OverloadFiles:
+    """One file for each compiled signature: a digest of stamp, key and contents; seconds to compile; the contents.
+
+    numba's own format has an index beside the data; two processes that fill it at once can swap each other's entries.
+    A stale and a damaged file fail the same check, and the next compilation overwrites them.
+    """
+
+    def __init__(self, folder: Path, stem: str, stamp: bytes) -> None:
+        self.seconds = 0.0  # what the next object to be saved took to compile
+        self._folder = folder
+        self._stem = stem
+        self._stamp = stamp
+
+    def load(self, key: Any) -> Any:
+        """The object saved under the key, or None where it is missing, stale or damaged."""
+        try:
+            contents = self._path(key).read_bytes()
+        except OSError:
+            return None
+        return pickle.loads(contents[40:]) if self._fits(key, contents) else None
+
+    def stored(self, key: Any) -> Stored | None:
+        """What the file says of itself, or None where there is none."""
+        try:
+            contents = self._path(key).read_bytes()
+        except OSError:
+            return None
+        fits = self._fits(key, contents)
+        return Stored(fits, len(contents), struct.unpack("<d", contents[32:40])[0] if fits else 0.0)
+
+    def save(self, key: Any, obj: Any) -> None:
+        """Write the object under the key, whole or not at all."""
+        data = struct.pack("<d", self.seconds) + _dumps(obj)
+        path = self._path(key)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            temporary.write_bytes(self._digest(key, data) + data)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _path(self, key: Any) -> Path:
+        # The key's last part, a hash of the bytecode, stays out of the name: an edited function overwrites its file.
+        name = repr((key[:2], numba.__version__, sys.version_info[:2], getattr(sys, "abiflags", "")))
+        return self._folder / f"{self._stem}.{hashlib.sha256(name.encode()).hexdigest()[:16]}{SUFFIX}"
+
+    def _fits(self, key: Any, contents: bytes) -> bool:
+        return contents[:32] == self._digest(key, contents[32:])
+
+    def _digest(self, key: Any, data: bytes) -> bytes:
+        return hashlib.sha256(self._stamp + repr(key).encode() + data).digest()
