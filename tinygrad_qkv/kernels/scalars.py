@@ -21,6 +21,11 @@ class _Numbers(NamedTuple):
     erf_top: float  # from here on erf is 1
     erf_small: tuple[float, ...]  # erf(x) / x in powers of x^2, for 0 <= x <= erf_switch
     erf_large: tuple[float, ...]  # log(1 - erf(x)) in powers of x - 2, for erf_switch <= x <= erf_top
+    tanh_top: float  # from here on tanh is 1
+    log1p: tuple[float, ...]  # log((1 + s) / (1 - s)) / s in powers of s^2, for 0 <= s <= 1 / 3
+    mills_top: float  # from here on exp(-x^2 / 2) is 0
+    mills_fold: float
+    mills: tuple[float, ...]  # Mills' ratio times (fold + x), in powers of (fold - x) / (fold + x)
 
 
 _SINGLE = _Numbers(
@@ -38,6 +43,15 @@ _SINGLE = _Numbers(
         *(-5.364941267342029, -4.418160856982592, -0.9237508465288986, -0.01646473041461645),
         *(0.0035708462279286915, -0.0007332925892466577, 0.00013534421768643525, -1.988257981092733e-05),
         1.6432831537954935e-06,
+    ),
+    tanh_top=10.0,
+    log1p=(2.000000007681759, 0.6666632164137777, 0.40024595230703747, 0.27965157745197267, 0.2815777836310908),
+    mills_top=13.25,
+    mills_fold=3.5,
+    mills=(
+        *(1.86597439215023, 1.417653167689172, 0.7906524155347583, 0.29089938143286714),
+        *(0.04364294811164131, -0.016264696839098813, -0.008009799335037543, 0.0012402082196836387),
+        *(0.0011299126242048636, -0.0003184479554291413),
     ),
 )
 _DOUBLE = _Numbers(
@@ -65,11 +79,45 @@ _DOUBLE = _Numbers(
         *(2.4477937163712266e-11, -7.0761825644195495e-12, 1.3557029424111973e-12, -1.8151138356664887e-13),
         *(1.6426115228515427e-14, -9.058234804494896e-16, 2.3016818984240125e-17),
     ),
+    tanh_top=20.0,
+    log1p=(
+        *(2.0, 0.6666666666666666, 0.4000000000000027, 0.2857142857137565, 0.22222222227641733),
+        *(0.18181817852181228, 0.15384628221264643, 0.13332999520385172, 0.11770618555248309),
+        *(0.10454947515530863, 0.10098185468634059, 0.0578540899766765, 0.1607256613467827),
+    ),
+    mills_top=38.6,
+    mills_fold=4.0,
+    mills=(
+        *(1.8932190633084856, 1.5237709108199804, 0.9704095548675623, 0.4675409629986626),
+        *(0.15139176231359544, 0.018900450851342575, -0.008722295292972913, -0.004087855530674872),
+        *(0.00033424475585657707, 0.0005792680957484086, -4.783725672838041e-06, -8.808986673652561e-05),
+        *(1.796429797569392e-06, 1.4825389648370814e-05, -1.5738823916745985e-06, -2.534264054809422e-06),
+        *(6.659037468539348e-07, 3.598113863624798e-07, -1.8966481538432626e-07, -1.8166032716972215e-08),
+        *(2.9679611549098402e-08, -5.570071596136047e-09),
+    ),
 )
 
 
 def _numbers(real: ir.Type) -> _Numbers:
     return _SINGLE if real == ir.FloatType() else _DOUBLE
+
+
+def _integer(real: ir.Type) -> ir.IntType:
+    """The integer type of a float type's width, for its bits."""
+    return ir.IntType(32 if real == ir.FloatType() else 64)
+
+
+def _limited(builder, x, top):
+    """(|x| or `top` where that is smaller, the bit of x's sign); of NaN `top`."""
+    integer = _integer(x.type)
+    sign = integer(1 << (integer.width - 1))
+    bits, top = builder.bitcast(x, integer), ir.Constant(x.type, top)
+    size = builder.bitcast(builder.and_(bits, builder.not_(sign)), x.type)
+    return builder.select(builder.fcmp_ordered("<", size, top), size, top), builder.and_(bits, sign)
+
+
+def _with_sign(builder, size, sign):
+    return builder.bitcast(builder.or_(builder.bitcast(size, sign.type), sign), size.type)
 
 
 def _multiply_add(builder, a, b, c):
@@ -84,18 +132,24 @@ def _polynomial(builder, x, coefficients):
     return value
 
 
-def _exp_of(builder, x):
-    """exp(x) = 2^n * exp(r), with n = round(x / ln 2)."""
+def _reduced(builder, x):
+    """(r, n) with x = n * ln 2 + r and |r| <= ln(2) / 2; n stands in the exponent's bits of an integer."""
     real, numbers = x.type, _numbers(x.type)
-    integer = ir.IntType(32 if numbers is _SINGLE else 64)
+    integer = _integer(real)
     # Adding 1.5 * 2^mantissa rounds to an integer, which then stands in the lowest bits of the sum.
     magic = ir.Constant(real, 1.5 * 2.0**numbers.mantissa)
     shifted = _multiply_add(builder, x, ir.Constant(real, 1.4426950408889634), magic)
     n, r = builder.fsub(shifted, magic), x
     for part in numbers.ln2:
         r = _multiply_add(builder, n, ir.Constant(real, -part), r)
-    exponent = builder.shl(builder.bitcast(shifted, integer), integer(numbers.mantissa))
-    scaled = builder.add(builder.bitcast(_polynomial(builder, r, numbers.exp), integer), exponent)
+    return r, builder.shl(builder.bitcast(shifted, integer), integer(numbers.mantissa))
+
+
+def _exp_of(builder, x):
+    """exp(x) = 2^n * exp(r), with n = round(x / ln 2)."""
+    real, numbers = x.type, _numbers(x.type)
+    r, exponent = _reduced(builder, x)
+    scaled = builder.add(builder.bitcast(_polynomial(builder, r, numbers.exp), exponent.type), exponent)
     lowest, highest = (ir.Constant(real, bound) for bound in numbers.exp_range)
     result = builder.bitcast(scaled, real)
     result = builder.select(builder.fcmp_ordered("<", x, lowest), ir.Constant(real, 0.0), result)
@@ -119,19 +173,63 @@ def erf(typingctx, x):
     def codegen(context, builder, sig, args):
         (x,) = args
         real, numbers = x.type, _numbers(x.type)
-        integer = ir.IntType(32 if numbers is _SINGLE else 64)
-        sign = integer(1 << (integer.width - 1))
-        bits = builder.bitcast(x, integer)
-        size = builder.bitcast(builder.and_(bits, builder.not_(sign)), real)
-        top = ir.Constant(real, numbers.erf_top)
-        size = builder.select(builder.fcmp_ordered("<", size, top), size, top)
-
+        size, sign = _limited(builder, x, numbers.erf_top)
         small = builder.fmul(x, _polynomial(builder, builder.fmul(size, size), numbers.erf_small))
         tail = _polynomial(builder, builder.fsub(size, ir.Constant(real, 2.0)), numbers.erf_large)
         large = builder.fsub(ir.Constant(real, 1.0), _exp_of(builder, tail))
-        large = builder.bitcast(builder.or_(builder.bitcast(large, integer), builder.and_(bits, sign)), real)
+        large = _with_sign(builder, large, sign)
         result = builder.select(builder.fcmp_ordered("<", size, ir.Constant(real, numbers.erf_switch)), small, large)
         return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+
+    return x(x), codegen
+
+
+@intrinsic
+def tanh(typingctx, x):
+    """tanh(x) of a float32 or float64, within three units in the last place."""
+
+    def codegen(context, builder, sig, args):
+        (x,) = args
+        real, numbers = x.type, _numbers(x.type)
+        size, sign = _limited(builder, x, numbers.tanh_top)
+        # tanh(x) = t / (t + 2) with t = exp(2x) - 1 = 2^n * (exp(r) - 1) + (2^n - 1), exact near 0 too.
+        r, exponent = _reduced(builder, builder.fadd(size, size))
+        rise = builder.fmul(r, _polynomial(builder, r, numbers.exp[1:]))
+        one, two = ir.Constant(real, 1.0), ir.Constant(real, 2.0)
+        scale = builder.bitcast(builder.add(builder.bitcast(one, exponent.type), exponent), real)
+        t = _multiply_add(builder, scale, rise, builder.fsub(scale, one))
+        result = _with_sign(builder, builder.fdiv(t, builder.fadd(t, two)), sign)
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+
+    return x(x), codegen
+
+
+@intrinsic
+def log1p(typingctx, x):
+    """log(1 + x) of a float32 or float64 from 0 to 1, within three units in the last place."""
+
+    def codegen(context, builder, sig, args):
+        (x,) = args
+        s = builder.fdiv(x, builder.fadd(x, ir.Constant(x.type, 2.0)))
+        return builder.fmul(s, _polynomial(builder, builder.fmul(s, s), _numbers(x.type).log1p))
+
+    return x(x), codegen
+
+
+@intrinsic
+def mills(typingctx, x):
+    """Mills' ratio of |x|: the normal distribution's tail beyond |x| divided by its density there.
+
+    Of a float32 or float64, within six units in the last place; from where the density is 0, the ratio stays.
+    """
+
+    def codegen(context, builder, sig, args):
+        numbers = _numbers(args[0].type)
+        size, _ = _limited(builder, args[0], numbers.mills_top)
+        fold = ir.Constant(size.type, numbers.mills_fold)
+        share = builder.fdiv(ir.Constant(size.type, 1.0), builder.fadd(fold, size))
+        folded = builder.fmul(builder.fsub(fold, size), share)
+        return builder.fmul(share, _polynomial(builder, folded, numbers.mills))
 
     return x(x), codegen
 
