@@ -184,6 +184,49 @@ print(k.matmul(big, big.T)[0, 0], abs(y.sum(1) - 1).max() < 1e-6, k.get_num_thre
     assert copy.files() == []
 
 
+REPORT = """
+from pathlib import Path
+from tinygrad_qkv.kernels import __main__ as report
+
+found = {kernel.name: kernel for kernel in report.all_kernels()}
+scatter = found["scatter._add_rows"]
+folder = Path(scatter.cache_folder())
+
+def row():
+    return report.table([scatter]).splitlines()[-1].split()
+
+assert row() == ["scatter._add_rows", "-", "-", "-", "-", "0"], row()
+report.warm([scatter], ["float32"])
+for forms in scatter._compiled:
+    forms.clear()  # as in a fresh process
+report.warm([scatter], ["float32"])
+assert row()[2] == row()[4] == "s" and row()[5:7] == ["-", "-"] and int(row()[7]) > 5, row()
+path = next(folder.glob("scatter._add_rows-serial.*"))
+path.write_bytes(path.read_bytes()[:-1])
+assert row()[1] == "stale", row()
+(folder / "somebody's own file").touch()
+report.main(["--clear"])
+assert [path.name for path in folder.iterdir()] == ["somebody's own file"]
+report.main([])
+"""
+
+
+def test_the_report_warms_and_clears_the_cache(copy):
+    printed = copy.run(REPORT)
+    assert printed.count("1/2  scatter._add_rows  float32  serial") == 2
+    assert "2 compiled in" in printed and "0 compiled in" in printed and printed.count("on disk already") == 4
+    assert "2 files removed from" in printed
+    for word in ("NumPy 2", "register block", "threads", "cache", "matmul._tiles"):
+        assert word in printed
+
+
+def test_the_report_without_jit(copy):
+    command = "from tinygrad_qkv.kernels.__main__ import main; main([])"
+    assert "nothing is compiled under NUMBA_DISABLE_JIT" in copy.run(command, NUMBA_DISABLE_JIT="1")
+    with pytest.raises(AssertionError, match="nothing to compile"):
+        copy.run(command.replace("[]", "['--warm']"), NUMBA_DISABLE_JIT="1")
+
+
 class Terminal(io.StringIO):
     """A stream that says that it is a terminal."""
 

@@ -41,10 +41,10 @@ def end(label: str, seconds: float, folder: str | None) -> None:
 
 def _on_terminal() -> bool:
     # A stream put in place of stderr, such as that of a progress bar, counts lines and must not see one redrawn.
-    try:
-        return sys.stderr is sys.__stderr__ and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    stream = sys.stderr
+    if stream is None or stream.closed:
         return False
+    return stream is sys.__stderr__ and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _show(text: str) -> None:

@@ -34,6 +34,7 @@ PARALLEL_FROM = {
 
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone
 serial_process = False  # True in a forked child that must not enter a parallel region
+tbb_library: str | None = None  # the file that was loaded for the TBB layer
 _started = False
 _starting = fork_safe_lock()
 _turn: Any = None  # a lock on workqueue: one Python thread at a time
@@ -98,6 +99,7 @@ def start() -> None:
 
 def _load_tbb() -> None:
     """Load the library of the `tbb` wheel, so that numba, which asks the loader for it by name, finds it loaded."""
+    global tbb_library
     try:
         files = importlib.metadata.files("tbb") or []
     except importlib.metadata.PackageNotFoundError:
@@ -105,7 +107,9 @@ def _load_tbb() -> None:
     for file in files:
         if file.name in ("libtbb.so.12", "tbb12.dll", "libtbb.12.dylib"):
             with contextlib.suppress(OSError):
-                ctypes.CDLL(str(file.locate()), mode=ctypes.RTLD_GLOBAL)
+                library = os.path.realpath(str(file.locate()))
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+                tbb_library = library
                 return
 
 
