@@ -2,6 +2,8 @@
 
 import numpy as np
 
+_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
+
 
 def native(x: np.ndarray, name: str) -> np.ndarray:
     """x in the machine's byte order and alignment, copied only where it is not; `name` is the kernel, for the error.
@@ -17,6 +19,9 @@ def native(x: np.ndarray, name: str) -> np.ndarray:
 
 def contiguous(x: np.ndarray, name: str) -> np.ndarray:
     """x as kernels over rows read it: native and C-contiguous, copied only where it is not."""
+    flags = x.flags
+    if flags.c_contiguous and flags.aligned and x.dtype in _NATIVE:
+        return x
     x = native(x, name)
     return x if x.flags.c_contiguous else x.copy(order="C")
 
