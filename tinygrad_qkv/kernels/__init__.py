@@ -4,9 +4,22 @@ They know no Tensor and no gradient tape. Importing this package compiles nothin
 its disk cache) when it is first called with a dtype.
 """
 
+from tinygrad_qkv.kernels.activations import (
+    relu,
+    relu_pullback,
+    sigmoid,
+    sigmoid_pullback,
+    silu,
+    silu_pullback,
+    softplus,
+    softplus_pullback,
+    tanh,
+    tanh_pullback,
+)
 from tinygrad_qkv.kernels.adam import adam_step
 from tinygrad_qkv.kernels.cross_entropy import cross_entropy, cross_entropy_pullback
 from tinygrad_qkv.kernels.dropout import dropout
+from tinygrad_qkv.kernels.gelu import gelu, gelu_pullback, gelu_tanh, gelu_tanh_pullback
 from tinygrad_qkv.kernels.layer_norm import layer_norm, layer_norm_pullback
 from tinygrad_qkv.kernels.matmul import matmul
 from tinygrad_qkv.kernels.scatter import scatter_add
@@ -20,14 +33,28 @@ __all__ = [
     "cross_entropy_pullback",
     "dropout",
     "erf",
+    "gelu",
+    "gelu_pullback",
+    "gelu_tanh",
+    "gelu_tanh_pullback",
     "get_num_threads",
     "layer_norm",
     "layer_norm_pullback",
     "log_softmax",
     "log_softmax_pullback",
     "matmul",
+    "relu",
+    "relu_pullback",
     "scatter_add",
     "set_num_threads",
+    "sigmoid",
+    "sigmoid_pullback",
+    "silu",
+    "silu_pullback",
     "softmax",
     "softmax_pullback",
+    "softplus",
+    "softplus_pullback",
+    "tanh",
+    "tanh_pullback",
 ]

@@ -21,12 +21,12 @@ def dropout(x: np.ndarray, p: float, seed: int) -> np.ndarray:
     NOTE: fused attention promises to drop the same weights as this function does of an array (B, H, T, S): there i is
     ((b * H + h) * T + t) * S + s. A change of the numbering here is one there.
     """
-    flat = contiguous(x, "dropout").reshape(-1)
-    y = np.empty(flat.shape, flat.dtype)
+    line = contiguous(x, "dropout").ravel()
+    y = np.empty(x.shape, line.dtype)
     if y.size:
         scale = 1 / (1 - p) if p < 1 else 1.0
-        _drop(flat, keep_above(p), scale, np.uint64(seed), y, parallel=y.size >= PARALLEL_FROM["dropout"])
-    return y.reshape(x.shape)
+        _drop(line, keep_above(p), scale, np.uint64(seed), y.ravel(), parallel=y.size >= PARALLEL_FROM["dropout"])
+    return y
 
 
 def _types(scalar: types.Type) -> tuple[types.Type, ...]:

@@ -27,7 +27,8 @@ PARALLEL_FROM = {
     "cross_entropy": 2**14,  # elements
     "layer_norm": 2**14,  # elements
     "scatter": 2**17,  # elements added
-    "erf": 2**14,  # elements
+    "elementwise": 2**16,  # elements
+    "tanh": 2**12,  # elements; fewer go to NumPy
     "adam": 2**16,  # elements
     "dropout": 2**15,  # elements
 }

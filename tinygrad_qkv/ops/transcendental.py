@@ -115,7 +115,11 @@ def cosh(x: Operand) -> Tensor:
 def tanh(x: Operand) -> Tensor:
     """The hyperbolic tangent."""
     x, v = floating(x)
-    return record(np.tanh(v), "tanh", (x,), (OUTPUT,), (lambda g, y: g * (1 - y * y),), ("dx = g * (1 - y * y)",))
+    return record(kernels.tanh(v), "tanh", (x,), (OUTPUT,), (_tanh_pullback,), ("dx = g * (1 - y * y)",))
+
+
+def _tanh_pullback(g: Any, y: Any) -> Any:
+    return kernels.tanh_pullback(g, y) if isinstance(y, np.ndarray) else g * (1 - y * y)
 
 
 def arcsin(x: Operand) -> Tensor:

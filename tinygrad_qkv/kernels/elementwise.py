@@ -1,0 +1,61 @@
+"""How elementwise kernels walk over arrays: as one line of elements, in stretches, one stretch a task."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.extending import register_jitable
+
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.compile import array_in, array_out
+from tinygrad_qkv.kernels.threads import PARALLEL_FROM
+
+STRETCH = 4096  # elements of one task: of three float32 arrays, 48 KB
+
+
+def over_elements(kernel: Callable[..., None], x: np.ndarray, g: np.ndarray | None = None) -> np.ndarray:
+    """A new array of x's shape, filled by kernel(x, out), or by kernel(x, g, out) of two arrays of one shape and dtype.
+
+    The kernel is called with lines of n elements. A g that is one number everywhere, as the gradient of a sum is, comes
+    as one stretch of it, which serves every stretch: see `piece`.
+    """
+    name = kernel.__self__.name  # type: ignore[attr-defined]
+    line = contiguous(x, name).ravel()
+    out = np.empty(x.shape, line.dtype)
+    parallel = out.size >= PARALLEL_FROM["elementwise"]
+    if g is None:
+        kernel(line, out.ravel(), parallel=parallel)
+        return out
+    if g.shape != x.shape:
+        shapes_fit(name, g=(g, x.shape))
+    if g.size > STRETCH and not any(g.strides):
+        g = np.full(STRETCH, g[(0,) * g.ndim])
+    g = contiguous(g, name)
+    if g.dtype is not line.dtype:
+        one_dtype(name, line, g)
+    kernel(line, g.ravel(), out.ravel(), parallel=parallel)
+    return out
+
+
+def unary(scalar: types.Type) -> tuple[types.Type, ...]:
+    """The arguments of a kernel of one array."""
+    return array_in(scalar, 1), array_out(scalar, 1)
+
+
+def binary(scalar: types.Type) -> tuple[types.Type, ...]:
+    """The arguments of a kernel of two arrays."""
+    return array_in(scalar, 1), array_in(scalar, 1), array_out(scalar, 1)
+
+
+@register_jitable
+def stretches(x: Any) -> int:
+    """How many stretches x has."""
+    return (x.shape[0] + STRETCH - 1) // STRETCH
+
+
+@register_jitable
+def piece(x: Any, stretch: int, n: int) -> Any:
+    """The elements of a stretch of n elements in all; an array of one stretch serves all of them."""
+    first, last = stretch * STRETCH, min(stretch * STRETCH + STRETCH, n)
+    return x[first:last] if x.shape[0] == n else x[: last - first]
