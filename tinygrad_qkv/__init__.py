@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in methods.py
 
 # isort: split
-from tinygrad_qkv.autograd import grad
+from tinygrad_qkv.backward import grad
 from tinygrad_qkv.derivatives import check_grad
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.autograd import grad
+from tinygrad_qkv.backward import grad
 from tinygrad_qkv.tensor import Tensor
 
 

@@ -3,9 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 
 def missing(owner: str, name: str, elsewhere: Mapping[str, str]) -> AttributeError:
     """The error for an attribute that `owner` lacks, with what to write instead where `elsewhere` knows it."""
     hint = f"; write {elsewhere[name]}" if name in elsewhere else ""
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
+
+
+class Elsewhere:
+    """A name that a class does not have: asking for it raises AttributeError with what to write instead."""
+
+    def __init__(self, instead: str):
+        self.instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, kind: type) -> None:
+        raise missing(f"{kind.__name__!r} object", self.name, {self.name: self.instead})
+
+
+class NamesOfPyTorch:
+    """What PyTorch's tensors call by another name.
+
+    One by one: a `__getattr__` for all of them would slow down every `t._data`, and so every small op by 5 %.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker would take these for attributes
+        clamp = Elsewhere("t.clip(low, high)")
+        contiguous = Elsewhere("nothing: every op takes any layout")
+        cpu = Elsewhere("nothing: there is only the CPU")
+        cuda = Elsewhere("nothing: there is only the CPU")
+        device = Elsewhere("nothing: there is only the CPU")
+        dim = Elsewhere("t.ndim")
+        double = Elsewhere("t.astype('float64')")
+        float = Elsewhere("t.astype('float32')")
+        gather = Elsewhere("t.take_along_axis(indices, axis)")
+        index_select = Elsewhere("t[..., indices]")
+        long = Elsewhere("t.astype('int64')")
+        matmul = Elsewhere("t @ other")
+        mm = Elsewhere("t @ other")
+        bmm = Elsewhere("t @ other")
+        mul_ = Elsewhere("t *= other")
+        add_ = Elsewhere("t += other")
+        fill_ = Elsewhere("t[...] = value")
+        zero_ = Elsewhere("t[...] = 0, or t.zero_grad() for a gradient")
+        numel = Elsewhere("t.size")
+        requires_grad_ = Elsewhere("t.requires_grad = True")
+        retain_grad = Elsewhere("`with recording():` around the forward pass")
+        to = Elsewhere("t.astype(dtype)")
+        type = Elsewhere("t.astype(dtype)")
+
+    def __dir__(self) -> list[str]:
+        """Without the names that lead elsewhere."""
+        return [name for name in super().__dir__() if not isinstance(vars(NamesOfPyTorch).get(name), Elsewhere)]

@@ -6,41 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 # The one import cycle: a tensor's operators call ops, and ops make tensors.  The package imports ops first.
 from tinygrad_qkv import ops
-from tinygrad_qkv.hints import missing
+from tinygrad_qkv.hints import NamesOfPyTorch
 
 if TYPE_CHECKING:
     from tinygrad_qkv.tensor import Tensor
 
 
-# What PyTorch's tensors call by another name, and what to write here.
-_ELSEWHERE = {
-    "clamp": "t.clip(low, high)",
-    "contiguous": "nothing: every op takes any layout",
-    "cpu": "nothing: there is only the CPU",
-    "cuda": "nothing: there is only the CPU",
-    "device": "nothing: there is only the CPU",
-    "dim": "t.ndim",
-    "double": "t.astype('float64')",
-    "float": "t.astype('float32')",
-    "gather": "t.take_along_axis(indices, axis)",
-    "index_select": "t[..., indices]",
-    "long": "t.astype('int64')",
-    "matmul": "t @ other",
-    "mm": "t @ other",
-    "bmm": "t @ other",
-    "mul_": "t *= other",
-    "add_": "t += other",
-    "fill_": "t[...] = value",
-    "zero_": "t[...] = 0, or t.zero_grad() for a gradient",
-    "numel": "t.size",
-    "requires_grad_": "t.requires_grad = True",
-    "retain_grad": "`with recording():` around the forward pass",
-    "to": "t.astype(dtype)",
-    "type": "t.astype(dtype)",
-}
-
-
-class Methods:
+class Methods(NamesOfPyTorch):
     """The operators and methods of Tensor."""
 
     __slots__ = ()
@@ -398,8 +370,3 @@ class Methods:
 
     def dot(self, other: Any) -> Tensor:
         return ops.dot(self, other)
-
-    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
-
-        def __getattr__(self, name: str) -> None:
-            raise missing(f"{type(self).__name__!r} object", name, _ELSEWHERE)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv import autograd, ops
-from tinygrad_qkv.memory import Memory
+from tinygrad_qkv.memory import Memory, memory_of
 from tinygrad_qkv.methods import Methods
 
 DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage only), float32, float64
@@ -65,12 +65,12 @@ class Tensor(Methods):
     __slots__ = ("__weakref__", "_data", "_memory", "_node")
 
     _data: np.ndarray
-    _memory: Memory
+    _memory: Memory | None  # see memory_of
     _node: autograd.Node | None
 
     def __init__(self, data: Any, dtype: Any = None, requires_grad: bool = False):
         self._data = as_array(data, dtype)
-        self._memory = Memory()
+        self._memory = None
         self._node = None
         if requires_grad:
             self.requires_grad = True
@@ -79,7 +79,7 @@ class Tensor(Methods):
     def wrap(cls, array: np.ndarray, memory: Memory | None = None, node: autograd.Node | None = None) -> Tensor:
         """A Tensor around `array` itself, without a copy; the engine's own way to make one."""
         tensor = object.__new__(Tensor)
-        tensor._data, tensor._memory, tensor._node = array, memory or Memory(), node
+        tensor._data, tensor._memory, tensor._node = array, memory, node
         return tensor
 
     @classmethod
@@ -107,7 +107,7 @@ class Tensor(Methods):
                 "make a new Tensor for another shape or dtype"
             )
         self._data = array if array is self._data else array.copy()
-        self._memory.write()
+        memory_of(self).write()
 
     @property
     def grad(self) -> Tensor | None:
@@ -192,12 +192,14 @@ class Tensor(Methods):
         recorded too (for higher orders), and the graph is retained; NOTE: `.grad` then refers to the graph, and
         garbage collection, not reference counting, frees the two.
         """
-        autograd.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+        from tinygrad_qkv.backward import backward  # here, because backward.py needs this file to be complete
+
+        backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
 
     def detach(self) -> Tensor:
         """The same values without history; memory is shared."""
-        view = Tensor.wrap(self._data, self._memory)
-        self._memory.share(self, view)
+        view = Tensor.wrap(self._data)
+        memory_of(self).share(view)
         return view
 
     def clone(self) -> Tensor:
@@ -326,7 +328,7 @@ class Tensor(Methods):
 def _rebuild(cls: type, data: np.ndarray, requires_grad: bool, name: str | None, grad: np.ndarray | None) -> Tensor:
     """A leaf as `copy.deepcopy` and `pickle` make it again."""
     tensor: Tensor = object.__new__(cls)
-    tensor._data, tensor._memory, tensor._node = data, Memory(), None
+    tensor._data, tensor._memory, tensor._node = data, None, None
     if requires_grad:
         tensor.requires_grad = True
     if name is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv.memory import memory_of
 from tinygrad_qkv.modes import grad_mode
 from tinygrad_qkv.tensor import Tensor
 
@@ -32,7 +33,7 @@ def write(target: Any, op: Callable[..., Tensor], *operands: Any) -> Tensor:
         )
     if result.dtype != target.dtype:
         result = result.astype(target.dtype)
-    if result.requires_grad and target._memory.seen_by_others(target):
+    if result.requires_grad and memory_of(target).seen_by_others(target):
         raise RuntimeError(
             "this tensor shares its memory with another one (a view, or detach()); a recorded write would change "
             "both while only one gets the history: write t[i] = t[i] + 1 for t[i] += 1, or write into t.clone()"
@@ -40,7 +41,7 @@ def write(target: Any, op: Callable[..., Tensor], *operands: Any) -> Tensor:
     if not target._data.flags.writeable:
         raise ValueError("this tensor is a read-only view (broadcast, or of a read-only array); write into t.clone()")
     np.copyto(target._data, result._data)
-    target._memory.write()
+    memory_of(target).write()
     if recording:
         name = target.name
         target._node = result._node

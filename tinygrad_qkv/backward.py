@@ -1,0 +1,253 @@
+"""Backward: the rules of the recorded ops, run from the latest to the earliest, and their gradients added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node, recorded_node
+from tinygrad_qkv.locks import fork_safe_lock
+from tinygrad_qkv.memory import Memory
+from tinygrad_qkv.modes import grad_mode, switched
+from tinygrad_qkv.tensor import Tensor
+
+_deposit = fork_safe_lock()  # two threads may add to the gradient of one leaf
+
+
+def backward(
+    tensor: Tensor, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False
+) -> None:
+    """Add d tensor / d leaf, times `gradient`, to `.grad` of every leaf that `tensor` was made from.
+
+    See `Tensor.backward`.
+    """
+    node, g = _seed(tensor, gradient, "backward()")
+    order = _tracked_ancestry([node])
+    leaves = {n for n in order if not n.parents}
+    found = _sweep({node: g}, order, leaves, create_graph, retain_graph)
+    with _deposit, switched(grad_mode, create_graph):
+        for leaf, g in found.items():
+            leaf.grad = g if leaf.grad is None else leaf.grad + g
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `outputs` with respect to `inputs` (leaves or inner tensors), as a tuple; no `.grad` changes.
+
+    `grad_outputs` gives one gradient per output, each of its output's shape; None means 1 and is for scalars.
+    Several outputs add up.  An input that no output depends on raises, or gives None under `allow_unused`.  What the
+    ops from the inputs to the outputs saved is freed, unless `retain_graph`, which defaults to `create_graph`.
+    """
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    gradients = [grad_outputs] if not isinstance(grad_outputs, (list, tuple)) else list(grad_outputs)
+    if grad_outputs is None:
+        gradients = [None] * len(outputs)
+    if len(gradients) != len(outputs):
+        raise ValueError(f"grad() got {len(outputs)} outputs and {len(gradients)} grad_outputs; give one for each")
+    for i, x in enumerate(inputs):
+        if not isinstance(x, Tensor) or not x.requires_grad:
+            raise RuntimeError(f"grad(): input {i} does not require grad; make it with requires_grad=True")
+    seeds: dict[Node, Tensor] = {}
+    for tensor, gradient in zip(outputs, gradients, strict=True):
+        node, g = _seed(tensor, gradient, "grad()")
+        seeds[node] = seeds[node] + g if node in seeds else g
+    nodes = [leaf_node(x) for x in inputs]
+    wanted = set(nodes)
+    order = _leading_to(wanted, _tracked_ancestry(seeds))
+    found = _sweep(seeds, order, wanted, create_graph, retain_graph)
+    for i, node in enumerate(nodes):
+        if node not in found and not allow_unused:
+            raise RuntimeError(
+                f"grad(): no output depends on input {i} of shape {node.shape}; pass allow_unused=True to get None"
+            )
+    return tuple(found.get(node) for node in nodes)
+
+
+def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Tensor]:
+    """The node of `tensor` and the gradient that it starts with, checked."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{caller} needs a Tensor, got {type(tensor).__name__}")
+    node = recorded_node(tensor, caller)
+    if gradient is None:
+        if tensor._data.size != 1:
+            raise ValueError(
+                f"{caller} without a gradient needs a scalar, got shape {tensor.shape}; "
+                "reduce it first, e.g. .sum(), or pass a gradient of that shape"
+            )
+        return node, Tensor.wrap(np.ones_like(tensor._data))
+    g = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
+    if g.shape != tensor.shape:
+        raise ValueError(f"{caller}: gradient of shape {g.shape} for a tensor of shape {tensor.shape}; they must agree")
+    return node, g if g.dtype == tensor.dtype else g.astype(tensor.dtype)
+
+
+def _tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
+    """The nodes that get a gradient when `roots` have one, latest first: a reverse topological order."""
+    order = list(roots)
+    seen = set(order)
+    for node in order:  # grows on the way
+        for parent in node.parents:
+            if type(parent) is Node and parent.requires_grad and parent not in seen:
+                seen.add(parent)
+                order.append(parent)
+    order.sort(key=by_number, reverse=True)
+    return order
+
+
+def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
+    """Those nodes of `order` through which a gradient reaches `wanted`."""
+    useful: set[Node] = set()
+    for node in reversed(order):
+        if node in wanted or not useful.isdisjoint(node.parents):
+            useful.add(node)
+    return [node for node in order if node in useful]
+
+
+def _sweep(
+    seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], create_graph: bool, retain_graph: bool | None
+) -> dict[Node, Tensor]:
+    """Run the rules along `order` and return the gradients of the `wanted` nodes.
+
+    An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves, and
+    the graph is retained unless `retain_graph` says otherwise.
+    """
+    retain_graph = create_graph if retain_graph is None else retain_graph
+    useful = set(order)
+    ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
+    for node in order:
+        if (node.pullbacks is None or node.number < Memory.latest) and node not in ends:
+            _check_usable(node)
+    run = _run_on_tensors if create_graph else _run_on_arrays
+    with switched(grad_mode, create_graph), np.errstate(all="ignore"):
+        return run(seeds, order, wanted, ends, retain_graph)
+
+
+def _check_usable(node: Node) -> None:
+    """Refuse a freed node, and one whose saved values were written to since."""
+    if node.pullbacks is None:
+        raise RuntimeError(
+            f"backward ran through op '{node.op}' already and freed what it had saved; a second time needs "
+            "retain_graph=True at the first, or a new forward pass"
+        )
+    changed = "its result" if node.memory is not None and node.memory.written > node.number else ""
+    for s in node.saved:
+        if isinstance(s, Tensor) and s._memory is not None and s._memory.written > node.number:
+            changed = "an operand"
+    if changed:
+        where = f" (recorded at {node.line})" if node.line else ""
+        raise RuntimeError(
+            f"op '{node.op}' with result shape {node.shape}{where} saved {changed} for backward, and that tensor was "
+            "changed in place since; write after backward, or into a copy: t.clone()"
+        )
+
+
+def _run_on_arrays(
+    seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], ends: set[Node], retain_graph: bool
+) -> dict[Node, Tensor]:
+    """The ordinary pass.  This loop is what a small op costs, so it calls little."""
+    useful, found = set(order), {}
+    grads: dict[Node, np.ndarray] = {node: g._data for node, g in seeds.items()}
+    owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
+    for node in order:
+        g = grads.pop(node, None)
+        if g is None:
+            continue
+        if node in wanted:
+            found[node] = Tensor.wrap(g if node in owned else np.array(g, order="C"))
+        if node.value is not None and node.parents:
+            node.grad = Tensor.wrap(g.copy())
+        if node in ends:
+            continue
+        inputs: list[Any] = [g]
+        for s in node.saved:
+            inputs.append(s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s)
+        rules: Any = node.pullbacks
+        parts = None if type(rules) is tuple else rules(*inputs)
+        for i, parent in enumerate(node.parents):
+            if parent not in useful:
+                continue
+            part = rules[i](*inputs) if parts is None else parts[i]
+            if type(part) is not np.ndarray or part.shape != parent.shape or part.dtype is not parent.dtype:
+                part = _fit(part, node, i, parent)
+            held = grads.get(parent)
+            if held is None:
+                grads[parent] = part
+                if part.base is None and _is_fresh(part, inputs, parts):
+                    owned.add(parent)
+            elif parent in owned:
+                held += part
+            else:
+                grads[parent] = np.asarray(held + part)
+                owned.add(parent)
+        if not retain_graph:
+            node.saved, node.pullbacks, node.output = (), None, None
+    return found
+
+
+def _run_on_tensors(
+    seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], ends: set[Node], retain_graph: bool
+) -> dict[Node, Tensor]:
+    """The pass under `create_graph`: the rules get Tensors, so that what they compute is recorded."""
+    useful, found, grads = set(order), {}, dict(seeds)
+    for node in order:
+        g = grads.pop(node, None)
+        if g is None:
+            continue
+        if node in wanted:
+            found[node] = g.clone()
+        if node.value is not None and node.parents:
+            node.grad = g.detach()
+        if node in ends:
+            continue
+        saved = [Tensor.wrap(np.asarray(node.output), node.memory, node) if s is OUTPUT else s for s in node.saved]
+        rules: Any = node.pullbacks
+        parts = None if type(rules) is tuple else rules(g, *saved)
+        for i, parent in enumerate(node.parents):
+            if parent not in useful:
+                continue
+            part = rules[i](g, *saved) if parts is None else parts[i]
+            part = _fit(part if isinstance(part, Tensor) else Tensor.wrap(np.asarray(part)), node, i, parent)
+            grads[parent] = grads[parent] + part if parent in grads else part
+        if not retain_graph:
+            node.saved, node.pullbacks, node.output = (), None, None
+    return found
+
+
+def _is_fresh(part: np.ndarray, inputs: list, parts: Sequence | None) -> bool:
+    """Whether a rule made this array for itself, so that adding into it in place changes nothing else."""
+    for value in inputs:  # by identity: == compares element by element
+        if part is value:
+            return False
+    return parts is None or sum(part is other for other in parts) == 1
+
+
+def _fit(part: Any, node: Node, i: int, parent: Node) -> Any:
+    """One contribution, brought to the shape and dtype of the parent: the one place where broadcasting is undone."""
+    if not isinstance(part, Tensor):
+        part = np.asarray(part)
+    if part.shape != parent.shape:
+        extra = len(part.shape) - len(parent.shape)
+        padded = (1,) * extra + parent.shape
+        if extra < 0 or any(want not in (1, got) for want, got in zip(padded, part.shape, strict=True)):
+            raise ValueError(
+                f"the rule of op '{node.op}' for its operand {i} returned shape {part.shape}; "
+                f"the operand has shape {parent.shape}"
+            )
+        axes = tuple(k for k, want in enumerate(padded) if want == 1 and (part.shape[k] != 1 or k < extra))
+        part = np.reshape(np.sum(part, axis=axes, keepdims=True), parent.shape)
+    if part.dtype != parent.dtype:
+        if part.dtype.kind != "f":
+            got = f"returned {part.dtype}; a gradient is made of floats, here {parent.dtype}"
+            raise TypeError(f"the rule of op '{node.op}' for its operand {i} {got}")
+        part = part.astype(parent.dtype)
+    return part
