@@ -13,6 +13,8 @@ from tinygrad_qkv.memory import Memory
 from tinygrad_qkv.modes import grad_mode, switched
 from tinygrad_qkv.tensor import Tensor
 
+COPIED_FREELY = 2**10  # elements: a gradient up to this size is copied before anyone asks whether it has to be
+_nothing = object()
 _deposit = fork_safe_lock()  # two threads may add to the gradient of one leaf
 
 
@@ -154,35 +156,32 @@ def _check_usable(node: Node) -> None:
 def _run_on_arrays(
     seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], ends: set[Node], retain_graph: bool
 ) -> dict[Node, Tensor]:
-    """The ordinary pass.  This loop is what a small op costs, so it calls little."""
-    useful, found = set(order), {}
-    grads: dict[Node, np.ndarray] = {node: g._data for node, g in seeds.items()}
+    """The ordinary pass.  This loop is half of what a small op costs, so it calls little."""
+    found: dict[Node, Tensor] = {}
+    grads: dict[Any, Any] = dict.fromkeys(order)  # what has arrived at each node so far
+    grads.update((node, g._data) for node, g in seeds.items() if node in grads)
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
     for node in order:
-        g = grads.pop(node, None)
-        if g is None:
-            continue
+        g = grads.pop(node)
         if node in wanted:
             found[node] = Tensor.wrap(g if node in owned else np.array(g, order="C"))
         if node.value is not None and node.parents:
             node.grad = Tensor.wrap(g.copy())
         if node in ends:
             continue
-        inputs: list[Any] = [g]
-        for s in node.saved:
-            inputs.append(s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s)
+        inputs = _inputs(node, g) if node.saved else (g,)
         rules: Any = node.pullbacks
         parts = None if type(rules) is tuple else rules(*inputs)
         for i, parent in enumerate(node.parents):
-            if parent not in useful:
+            held = grads.get(parent, _nothing)
+            if held is _nothing:  # it needs no gradient
                 continue
             part = rules[i](*inputs) if parts is None else parts[i]
             if type(part) is not np.ndarray or part.shape != parent.shape or part.dtype is not parent.dtype:
                 part = _fit(part, node, i, parent)
-            held = grads.get(parent)
             if held is None:
                 grads[parent] = part
-                if part.base is None and _is_fresh(part, inputs, parts):
+                if part.size > COPIED_FREELY and part.base is None and _is_fresh(part, inputs, parts):
                     owned.add(parent)
             elif parent in owned:
                 held += part
@@ -194,15 +193,22 @@ def _run_on_arrays(
     return found
 
 
+def _inputs(node: Node, g: np.ndarray) -> tuple:
+    """What the rules of a node are called with in an ordinary pass."""
+    inputs: list[Any] = [g]
+    for s in node.saved:
+        inputs.append(s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s)
+    return tuple(inputs)
+
+
 def _run_on_tensors(
     seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], ends: set[Node], retain_graph: bool
 ) -> dict[Node, Tensor]:
     """The pass under `create_graph`: the rules get Tensors, so that what they compute is recorded."""
-    useful, found, grads = set(order), {}, dict(seeds)
+    found: dict[Node, Tensor] = {}
+    useful, grads = set(order), dict(seeds)
     for node in order:
-        g = grads.pop(node, None)
-        if g is None:
-            continue
+        g = grads.pop(node)
         if node in wanted:
             found[node] = g.clone()
         if node.value is not None and node.parents:
@@ -223,7 +229,7 @@ def _run_on_tensors(
     return found
 
 
-def _is_fresh(part: np.ndarray, inputs: list, parts: Sequence | None) -> bool:
+def _is_fresh(part: np.ndarray, inputs: tuple, parts: Sequence | None) -> bool:
     """Whether a rule made this array for itself, so that adding into it in place changes nothing else."""
     for value in inputs:  # by identity: == compares element by element
         if part is value:

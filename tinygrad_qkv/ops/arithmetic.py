@@ -14,20 +14,28 @@ from tinygrad_qkv.tensor import Tensor
 def add(a: Operand, b: Operand) -> Tensor:
     """a + b."""
     a, b, x, y = pair(a, b)
-    return record(x + y, "add", (a, b), (), (lambda g: g, lambda g: g), ("da = g", "db = g"))
+    return record(x + y, "add", (a, b), (), ADD, ("da = g", "db = g"))
+
+
+ADD = (lambda g: g, lambda g: g)
 
 
 def sub(a: Operand, b: Operand) -> Tensor:
     """a - b."""
     a, b, x, y = pair(a, b)
-    return record(x - y, "sub", (a, b), (), (lambda g: g, lambda g: -g), ("da = g", "db = -g"))
+    return record(x - y, "sub", (a, b), (), SUB, ("da = g", "db = -g"))
+
+
+SUB = (lambda g: g, lambda g: -g)
 
 
 def mul(a: Operand, b: Operand) -> Tensor:
     """a * b."""
     a, b, x, y = pair(a, b)
-    rules = (lambda g, a, b: g * b, lambda g, a, b: g * a)
-    return record(x * y, "mul", (a, b), (a, b), rules, ("da = g * b", "db = g * a"))
+    return record(x * y, "mul", (a, b), (a, b), MUL, ("da = g * b", "db = g * a"))
+
+
+MUL = (lambda g, a, b: g * b, lambda g, a, b: g * a)
 
 
 def div(a: Operand, b: Operand) -> Tensor:

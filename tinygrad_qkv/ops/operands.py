@@ -54,6 +54,11 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
 
     Shapes that do not broadcast raise ValueError.
     """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):  # what is asked for most often, without a further call
+        x, y = a._data, b._data
+        dtype = x.dtype
+        if dtype is y.dtype and (dtype is FLOAT32 or dtype is FLOAT64) and x.shape == y.shape:
+            return a, b, x, y
     a, b, x, y = promoted(a, b, to_float)
     if type(x) is np.ndarray and type(y) is np.ndarray and x.shape != y.shape:
         broadcast_together(x.shape, y.shape)
