@@ -39,7 +39,7 @@ class Node:
 
     __slots__ = (
         *("number", "op", "shape", "dtype", "requires_grad", "parents", "saved", "pullbacks", "formulas", "frame"),
-        *("output", "memory", "name", "line", "value", "grad", "__weakref__"),
+        *("output", "memory", "name", "grad", "line", "value", "__weakref__"),
     )
 
     def __init__(
@@ -112,16 +112,20 @@ def record(
     out._data, out._memory, out._node = y, None, None
     if y.base is not None:
         _share_memory(out, parents)
-    for p in parents:
-        if isinstance(p, Tensor) and p._node is not None and p._node.requires_grad:
-            break
-    else:
-        return out
-    if not grad_mode.get():
-        return out
     nodes: list[Any] = []
-    for p in parents:  # a number stands for itself
-        nodes.append((p._node or leaf_node(p)) if isinstance(p, Tensor) else p)
+    tracked = False
+    for p in parents:
+        if isinstance(p, Tensor):
+            node = p._node
+            if node is not None and node.requires_grad:
+                tracked = True
+            nodes.append(node)
+        else:
+            nodes.append(p)  # a number stands for itself
+    if not tracked or not grad_mode.get():
+        return out
+    if None in nodes:  # constants become leaves
+        nodes = [leaf_node(p) if isinstance(p, Tensor) else p for p in parents]
     node = out._node = Node(op, y, True, tuple(nodes), saved, pullbacks, formulas, module_frame.get())
     if saved and saved[0] is OUTPUT:
         node.output, node.memory = y, memory_of(out)

@@ -158,6 +158,7 @@ def _run_on_arrays(
 ) -> dict[Node, Tensor]:
     """The ordinary pass.  This loop is half of what a small op costs, so it calls little."""
     found: dict[Node, Tensor] = {}
+    parent: Any
     grads: dict[Any, Any] = dict.fromkeys(order)  # what has arrived at each node so far
     grads.update((node, g._data) for node, g in seeds.items() if node in grads)
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds

@@ -54,7 +54,7 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
 
     Shapes that do not broadcast raise ValueError.
     """
-    if isinstance(a, Tensor) and isinstance(b, Tensor):  # what is asked for most often, without a further call
+    if isinstance(a, Tensor) and isinstance(b, Tensor):  # nearly always
         x, y = a._data, b._data
         dtype = x.dtype
         if dtype is y.dtype and (dtype is FLOAT32 or dtype is FLOAT64) and x.shape == y.shape:
