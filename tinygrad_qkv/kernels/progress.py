@@ -44,7 +44,7 @@ def _on_terminal() -> bool:
     stream = sys.stderr
     if stream is None or stream.closed:
         return False
-    return stream is sys.__stderr__ and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return stream.isatty() and stream is sys.__stderr__ and os.environ.get("TERM") != "dumb"
 
 
 def _show(text: str) -> None:
