@@ -1,0 +1,153 @@
+"""A call of every public kernel, for work of any size: `test_kernels_bits.py` and the benchmark of size rules run them.
+
+`python tests/kernel_calls.py` runs all of them large enough for threads, and prints as JSON the bits of their results,
+the threading layer, and which of them did run in threads.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tinygrad_qkv import kernels as k
+from tinygrad_qkv.kernels import threads
+
+WIDTH = 251  # of a row; no multiple of a vector
+CLASSES = 37
+
+
+class Call(NamedTuple):
+    """`make(n)` prepares inputs for n units of the size rule, and gives the function that returns the results."""
+
+    rule: str  # a key of threads.PARALLEL_FROM
+    make: Callable[[int], Callable[[], Iterable[Any]]]
+
+
+def numbers(n: int, count: int) -> list[np.ndarray]:
+    """Arrays of rows, n elements or a few more."""
+    return list(np.random.default_rng(0).standard_normal((count, -(-n // WIDTH), WIDTH), np.float32))
+
+
+def plain(rule: str, function: Callable[..., Any], arrays: int = 1, *more: Any) -> Call:
+    """A kernel of arrays of one shape."""
+
+    def make(n: int) -> Callable[[], list[Any]]:
+        given = numbers(n, arrays)
+        return lambda: [function(*given, *more)]
+
+    return Call(rule, make)
+
+
+def _matmul(n: int) -> Callable[[], list[Any]]:
+    side = max(3, round(n ** (1 / 3)))
+    a, b = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
+    return lambda: [k.matmul(a, b)]
+
+
+def _targets(x: np.ndarray) -> np.ndarray:
+    targets = np.random.default_rng(1).integers(0, x.shape[1], len(x))
+    targets[::CLASSES] = -100
+    return targets
+
+
+def _cross_entropy(n: int) -> Callable[[], Iterable[Any]]:
+    (x,) = numbers(n, 1)
+    targets = _targets(x)
+    return lambda: k.cross_entropy(x, targets, -100, 0.1)
+
+
+def _cross_entropy_pullback(n: int) -> Callable[[], list[Any]]:
+    (x,) = numbers(n, 1)
+    targets = _targets(x)
+    losses, logsumexp = k.cross_entropy(x, targets, -100, 0.1)
+    return lambda: [k.cross_entropy_pullback(losses, x, targets, logsumexp, -100, 0.1)]
+
+
+def _layer_norm(n: int) -> Callable[[], Iterable[Any]]:
+    x, g = numbers(n, 2)
+    return lambda: k.layer_norm(x, g[0], g[-1], 1e-5)
+
+
+def _layer_norm_pullback(n: int) -> Callable[[], Iterable[Any]]:
+    x, g = numbers(n, 2)
+    _, mean, rstd = k.layer_norm(x, g[0], g[-1], 1e-5)
+    return lambda: k.layer_norm_pullback(g, x, g[0], mean, rstd)
+
+
+def _scatter_add(n: int) -> Callable[[], list[Any]]:
+    (g,) = numbers(n, 1)
+    ids = np.random.default_rng(1).integers(0, CLASSES, len(g))
+    return lambda: [k.scatter_add(g, ids, CLASSES)]
+
+
+def _adam_step(n: int) -> Callable[[], list[Any]]:
+    p, g, m, v = numbers(n, 4)
+    v *= v
+
+    def step() -> list[Any]:
+        k.adam_step(p, g, m, v, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, step=3, shrink=0.999)
+        return [p, m, v]
+
+    return step
+
+
+CALLS = {
+    "adam_step": Call("adam", _adam_step),
+    "cross_entropy": Call("cross_entropy", _cross_entropy),
+    "cross_entropy_pullback": Call("cross_entropy", _cross_entropy_pullback),
+    "dropout": plain("dropout", k.dropout, 1, 0.3, 12345),
+    "erf": plain("elementwise", k.erf),
+    "gelu": plain("elementwise", k.gelu),
+    "gelu_pullback": plain("elementwise", k.gelu_pullback, 2),
+    "gelu_tanh": plain("elementwise", k.gelu_tanh),
+    "gelu_tanh_pullback": plain("elementwise", k.gelu_tanh_pullback, 2),
+    "layer_norm": Call("layer_norm", _layer_norm),
+    "layer_norm_pullback": Call("layer_norm", _layer_norm_pullback),
+    "log_softmax": plain("softmax", k.log_softmax, 1, -1),
+    "log_softmax_pullback": plain("softmax", k.log_softmax_pullback, 2, -1),
+    "matmul": Call("matmul", _matmul),
+    "relu": plain("elementwise", k.relu),
+    "relu_pullback": plain("elementwise", k.relu_pullback, 2),
+    "scatter_add": Call("scatter", _scatter_add),
+    "sigmoid": plain("elementwise", k.sigmoid),
+    "sigmoid_pullback": plain("elementwise", k.sigmoid_pullback, 2),
+    "silu": plain("elementwise", k.silu),
+    "silu_pullback": plain("elementwise", k.silu_pullback, 2),
+    "softmax": plain("softmax", k.softmax, 1, -1),
+    "softmax_pullback": plain("softmax", k.softmax_pullback, 2, -1),
+    "softplus": plain("elementwise", k.softplus),
+    "softplus_pullback": plain("elementwise", k.softplus_pullback, 2),
+    "tanh": plain("elementwise", k.tanh),
+    "tanh_pullback": plain("elementwise", k.tanh_pullback, 2),
+}
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """A hash of the arrays' bits."""
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()[:16]
+
+
+def main(form: str) -> None:
+    """Print the bits of every kernel, in the "parallel" or the "serial" form."""
+    in_threads: list[Any] = []
+    run = threads.run
+    threads.run = lambda compiled, args: (in_threads.append(name), run(compiled, args))  # type: ignore[assignment]
+    threads.serial_process = form == "serial"
+    bits = {}
+    for name, call in CALLS.items():
+        # Twice as large as the rule asks, and a little: no number of tiles, stretches or rows is even.
+        bits[name] = digest(call.make(2 * threads.PARALLEL_FROM[call.rule] + 10_007)())
+    import numba
+
+    layer = None if form == "serial" else numba.threading_layer()
+    print(json.dumps({"bits": bits, "layer": layer, "in threads": sorted(set(in_threads))}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
