@@ -121,6 +121,49 @@ def test_tbb_is_chosen_where_its_wheel_is_installed():
     assert run(WORK) == ["tbb"]
 
 
+BLAS = """
+import os, time
+alone = set(os.listdir("/proc/self/task"))
+import numpy as np
+workers = [task for task in os.listdir("/proc/self/task") if task not in alone]  # those of NumPy's BLAS
+
+def busy():
+    "Nanoseconds that they ran."
+    time.sleep(0.2)  # idle ones spin for a while
+    return [int(open(f"/proc/self/task/{task}/schedstat").read().split()[0]) for task in workers]
+
+from tinygrad_qkv import Tensor, kernels as k, nn
+from tinygrad_qkv.nn import optim
+start = busy()
+rng = np.random.default_rng(0)
+sizes = (63, 64, 65), (64, 64, 64), (65, 64, 64), (1, 9216, 1), (1, 96, 97), (97, 96, 1), (2, 363, 363), (99, 99, 99)
+for m, n, p in sizes:
+    for lead in ((), (3,), (40,)):
+        a, b = rng.standard_normal((*lead, m, n), np.float32), rng.standard_normal((*lead, n, p), np.float32)
+        k.matmul(a, b), k.matmul(a, b[0] if lead else b), k.matmul(a.astype(float), b.astype(float))
+        k.matmul(b.swapaxes(-1, -2), a.swapaxes(-1, -2))
+block = nn.TransformerBlock(96, 3, activation="gelu")
+adam = optim.AdamW(block.parameters(), lr=1e-3)
+for T in (3, 40, 130):
+    block(Tensor(rng.standard_normal((2, T, 96), np.float32)), is_causal=True).square().sum().backward()
+    adam.step()
+ours = busy()
+big = np.ones((300, 300))
+big @ big
+print(len(workers), "still" if ours == start else "woken", "seen" if busy() != ours else "missed")
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are watched by Linux's /proc")
+def test_nothing_that_we_compute_wakes_the_threads_of_numpys_blas():
+    """Its idle workers would spin, and take the cores from ours; a large product shows that waking them is seen."""
+    env = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "2")
+    workers, ours, numpys = run(BLAS, **env)
+    if workers == "0" or numpys == "missed":
+        pytest.skip("this NumPy has no threads of its own, or one core only")
+    assert ours == "still"
+
+
 def test_the_number_of_threads_holds_in_every_python_thread(monkeypatch):
     monkeypatch.setattr(threads, "_count", None)
     x = np.ones((PARALLEL_FROM["softmax"], 1), np.float32)

@@ -1,5 +1,6 @@
 """One side in a process of its own, which answers questions about cases on its standard input."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -102,6 +103,7 @@ class Process:
         Errors: RuntimeError with what the side raised, or when its process ended; the next question starts a new one.
         """
         if self._process.poll() is not None:
+            self.close()
             self._start()
         time.sleep(self._pause)
         assert self._process.stdin and self._process.stdout
@@ -120,6 +122,8 @@ class Process:
 
     def close(self) -> None:
         """Let the process end."""
-        if self._process.stdin:
-            self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         self._process.wait()
