@@ -31,7 +31,7 @@ def twice_u(x):
 # name: (value of x in float64, units in the last place), (slope of x in float64), what the pullback takes besides g
 SIGMOID, NDTR = special.expit, special.ndtr
 FUNCTIONS = {
-    "relu": (lambda x: np.maximum(x, 0), 0, lambda x: np.where(x > 0, 1.0, np.where(x <= 0, 0, 1)), "x"),
+    "relu": (lambda x: np.maximum(x, 0), 0, lambda x: np.where(x > 0, 1.0, np.where(x <= 0, 0, 1)), "y"),
     "sigmoid": (SIGMOID, 3, lambda x: SIGMOID(x) * SIGMOID(-x), "y"),
     "tanh": (np.tanh, 3, lambda x: 1 - np.tanh(x) ** 2, "y"),
     "silu": (lambda x: x * SIGMOID(x), 3, lambda x: SIGMOID(x) * (1 + x * SIGMOID(-x)), "x"),

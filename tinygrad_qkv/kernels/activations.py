@@ -18,9 +18,9 @@ def relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0) if x.size < PARALLEL_FROM["elementwise"] else over_elements(_relu, x)
 
 
-def relu_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """dx = 0 where x <= 0, else g."""
-    return over_elements(_relu_pullback, x, g)
+def relu_pullback(g: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """dx = 0 where y <= 0, else g, for y = relu(x)."""
+    return over_elements(_relu_pullback, y, g)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -82,17 +82,17 @@ def _relu_stretch(x, y):
 
 
 @kernel(arguments=binary)
-def _relu_pullback(x, g, dx):
-    for stretch in prange(stretches(x)):
-        n = x.shape[0]
-        _relu_pullback_stretch(piece(x, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
+def _relu_pullback(y, g, dx):
+    for stretch in prange(stretches(y)):
+        n = y.shape[0]
+        _relu_pullback_stretch(piece(y, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
 
 
-@kernel(plain=lambda x, g, dx: np.copyto(dx, np.where(x <= 0, 0, g)))
-def _relu_pullback_stretch(x, g, dx):
-    zero = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        dx[i] = zero if x[i] <= zero else g[i]
+@kernel(plain=lambda y, g, dx: np.copyto(dx, np.where(y <= 0, 0, g)))
+def _relu_pullback_stretch(y, g, dx):
+    zero = y.dtype.type(0)
+    for i in range(y.shape[0]):
+        dx[i] = zero if y[i] <= zero else g[i]
 
 
 @kernel(arguments=unary)

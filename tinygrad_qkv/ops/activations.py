@@ -19,11 +19,11 @@ SQRT_HALF, SQRT_2_BY_PI, INV_SQRT_2PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 
 def relu(x: Operand) -> Tensor:
     """max(x, 0), NaN kept; the gradient at 0 is 0."""
     x, v = floating(x)
-    return record(kernels.relu(v), "relu", (x,), (x,), (_relu_pullback,), ("dx = where(x <= 0, 0, g)",))
+    return record(kernels.relu(v), "relu", (x,), (OUTPUT,), (_relu_pullback,), ("dx = where(y <= 0, 0, g)",))
 
 
-def _relu_pullback(g: Any, x: Any) -> Any:
-    return kernels.relu_pullback(g, x) if isinstance(x, np.ndarray) else np.where(np.less_equal(x, 0), 0, g)
+def _relu_pullback(g: Any, y: Any) -> Any:
+    return kernels.relu_pullback(g, y) if isinstance(y, np.ndarray) else np.where(np.less_equal(y, 0), 0, g)
 
 
 def leaky_relu(x: Operand, slope: float = 0.01) -> Tensor:
