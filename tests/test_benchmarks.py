@@ -28,7 +28,7 @@ def test_every_case_has_our_side_and_known_peers_and_every_row_a_quick_case():
 
 
 def result(ours, torch, numpy):
-    case = Case("P1", "matmul (1024, 1024)", {}, {}, {"torch": 1.2, "best": 0.9}, flops=2e9)
+    case = Case("P1", "matmul (1024, 1024) @ (1024, 1024)", {}, {}, {"torch": 1.2, "best": 0.9}, flops=2e9)
     return pairs.Result(case, {"ours": ours, "torch": torch, "numpy": numpy}, [[0.01]])
 
 

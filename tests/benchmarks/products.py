@@ -51,7 +51,7 @@ def jax(**sizes):
 
 
 def _case(row, batch, m, k, n, flip="", **options):
-    name = f"matmul {f'{batch} x ' if batch else ''}({m}, {k}) ({k}, {n}){flip}"
+    name = f"matmul {f'{batch} x ' if batch else ''}({m}, {k}) @ ({k}, {n}){flip}"
     sizes = {"batch": batch, "m": m, "k": k, "n": n, "flipped": FLIPS[flip]}
     sides = {"ours": ours, "torch": torch, "jax": jax, "numpy": numpy}
     flops = 2.0 * max(batch, 1) * m * k * n

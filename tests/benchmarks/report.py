@@ -5,10 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cases import geometric
-from pairs import Result
+from pairs import SLOW, Result
 
-PEAK_SHARES = {"P1": (0.9, "matmul (1024"), "P6": (0.75, "")}  # least share of the peak rate, and for which cases
+PEAK_SHARES = {"P1": 0.9, "P6": 0.75}  # least share of the peak rate, in the rows' large cases
+LARGE = ("matmul (1024, 1024) @ (1024, 1024)", "matmul (2048, 2048) @ (2048, 2048)", "T 2048", "T 4096")
 COMPILE_SECONDS, KERNEL_SECONDS, DRAWING_SECONDS = 15, 5, 2  # P13 and P15
+COLUMNS = ("torch", "jax", "numpy")  # peers of many rows; the others get lines of their own
 GROWTH = 1.5  # the most that an op may cost more, or a MiB hold less, when there are ten times as many
 
 
@@ -48,11 +50,11 @@ def paired(result: Result, rates: list[float]) -> list[Line]:
     target = ", ".join(f"{peer} {least:g}" for peer, least in case.target.items())
     seconds = result.seconds("ours")
     rate = f", {case.flops / seconds / 1e9:.0f} GF/s" if case.flops else ""
+    beside = {peer: cells.pop(peer) for peer in list(cells) if peer not in COLUMNS}
     lines = [Line(case.row, case.name, duration(seconds) + rate, cells, target, met)]
-    least, which = PEAK_SHARES.get(case.row, (0.0, ""))
-    large = "T 2048" in case.name or "T 4096" in case.name if case.row == "P6" else which in case.name
-    large = large or (case.row == "P1" and "(2048, 2048)" in case.name)
-    if rates and case.flops and least and large and "forward" not in case.name:
+    lines += [Line(case.row, f"  {peer} / ours", cell) for peer, cell in beside.items()]
+    least = PEAK_SHARES.get(case.row)
+    if rates and least and any(words in case.name for words in LARGE) and "forward" not in case.name:
         share = case.flops / seconds / statistics.median(rates)
         lines.append(Line(case.row, "  its share of the peak rate", f"{share:.2f}", {}, f"{least:g}", share >= least))
     return lines
@@ -64,7 +66,8 @@ def products_mean(results: list[Result]) -> list[Line]:
     if not best:
         return []
     mean = geometric(best)
-    return [Line("P1", f"geometric mean of {len(best)} cases", "", {"best": f"{mean:.2f}"}, "best 1", mean >= 1)]
+    work = f"  geometric mean of {len(best)} cases: best peer / ours"
+    return [Line("P1", work, f"{mean:.2f}", {}, "best 1", mean >= 1)]
 
 
 def memory(found: dict[str, dict[int, Any]]) -> list[Line]:
@@ -79,7 +82,7 @@ def memory(found: dict[str, dict[int, Any]]) -> list[Line]:
                 ratio = theirs["MiB"] / ours["MiB"]
                 line.peers, line.met = {"torch": f"{ratio:.2f}"}, ratio >= 1 / 1.3
         else:
-            line.ours = f"fails: {ours}"[:40]
+            line.ours = f"fails: {ours}"[:24]
         lines.append(line)
     sizes = {T: one["MiB"] for T, one in found["ours"].items() if isinstance(one, dict)}
     if len(sizes) == len(found["ours"]) > 1:
@@ -126,7 +129,7 @@ def notes(results: list[Result], rates: list[float]) -> list[str]:
     if several:
         shares = {side: [r.slow_share(side) for r in several if side in r.times] for side in sides}
         words = [f"{side} {statistics.fmean(share):.0%}" for side, share in shares.items() if share]
-        found.append(f"Slow processes (at {1.4} times the fastest one's median or more): {', '.join(words)}.")
+        found.append(f"Slow processes (at {SLOW} times the fastest one's median or more): {', '.join(words)}.")
     for result in results:
         if (control := result.control()) is not None:
             found.append(f"Control, {result.case.name}: ours beside the peers takes {control:.2f} of its time alone.")
@@ -136,7 +139,7 @@ def notes(results: list[Result], rates: list[float]) -> list[str]:
 
 def text(lines: list[Line], peers: list[str], markdown: bool = False) -> str:
     """The table, in columns or in Markdown."""
-    peers = [peer for peer in [*peers, "best"] if any(peer in line.peers for line in lines)]
+    peers = [peer for peer in peers if any(peer in line.peers for line in lines)]
     rows = [["", "work", "ours", *(f"{peer} / ours" for peer in peers), "target", "met"]]
     for line in lines:
         met = {True: "yes", False: "no", None: ""}[line.met]
