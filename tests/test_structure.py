@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "tensor": {"memory", "modes", "methods"},
     "methods": {"hints", "tensor"},
     "autograd": {"memory", "modes", "tensor"},
-    "backward": {"locks", "memory", "modes", "tensor", "autograd"},
+    "backward": {"kernels", "locks", "memory", "modes", "tensor", "autograd"},
     "ops": {"kernels", "memory", "modes", "random", "tensor", "autograd"},
     "derivatives": {"modes", "tensor", "autograd", "backward", "ops"},
     "ledger": {"modes", "tensor", "autograd"},

@@ -10,6 +10,7 @@ from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in m
 from tinygrad_qkv.backward import grad
 from tinygrad_qkv.derivatives import check_grad
 from tinygrad_qkv.hints import missing
+from tinygrad_qkv.kernels.buffers import free_buffers
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
 from tinygrad_qkv.modes import enable_grad, no_grad, recording
 from tinygrad_qkv.ops import (
@@ -191,6 +192,7 @@ __all__ = [
     "flatten",
     "flip",
     "floordiv",
+    "free_buffers",
     "from_dlpack",
     "full",
     "full_like",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node, recorded_node
+from tinygrad_qkv.kernels.buffers import is_whole
 from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.memory import Memory
 from tinygrad_qkv.modes import grad_mode, switched
@@ -182,7 +183,7 @@ def _run_on_arrays(
                 part = _fit(part, node, i, parent)
             if held is None:
                 grads[parent] = part
-                if part.size > COPIED_FREELY and part.base is None and _is_fresh(part, inputs, parts):
+                if part.size > COPIED_FREELY and is_whole(part) and _is_fresh(part, inputs, parts):
                     owned.add(parent)
             elif parent in owned:
                 held += part

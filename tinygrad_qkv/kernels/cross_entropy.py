@@ -7,6 +7,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_max, row_sum_above, row_sum_exp
 from tinygrad_qkv.kernels.scalars import exp
@@ -51,7 +52,7 @@ def cross_entropy_pullback(
     targets = _checked(name, x, targets)
     one_dtype(name, x, g, logsumexp)
     shapes_fit(name, g=(g, (len(x),)), logsumexp=(logsumexp, (2, len(x))))
-    dx = np.empty(x.shape, x.dtype)
+    dx = empty(x.shape, x.dtype)
     if x.size:
         spread = label_smoothing / x.shape[1]
         parallel = x.size >= PARALLEL_FROM["cross_entropy"]

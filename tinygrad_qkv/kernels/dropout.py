@@ -5,6 +5,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.random_bits import fill_bits, keep_above, keep_scaled
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -22,7 +23,7 @@ def dropout(x: np.ndarray, p: float, seed: int) -> np.ndarray:
     ((b * H + h) * T + t) * S + s. A change of the numbering here is one there.
     """
     line = contiguous(x, "dropout").ravel()
-    y = np.empty(x.shape, line.dtype)
+    y = empty(x.shape, line.dtype)
     if y.size:
         scale = 1 / (1 - p) if p < 1 else 1.0
         _drop(line, keep_above(p), scale, np.uint64(seed), y.ravel(), parallel=y.size >= PARALLEL_FROM["dropout"])

@@ -8,6 +8,7 @@ from numba.core import types
 from numba.extending import register_jitable
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
@@ -22,7 +23,7 @@ def over_elements(kernel: Callable[..., None], x: np.ndarray, g: np.ndarray | No
     """
     name = kernel.__self__.name  # type: ignore[attr-defined]
     line = contiguous(x, name).ravel()
-    out = np.empty(x.shape, line.dtype)
+    out = empty(x.shape, line.dtype)
     parallel = out.size >= PARALLEL_FROM["elementwise"]
     if g is None:
         kernel(line, out.ravel(), parallel=parallel)

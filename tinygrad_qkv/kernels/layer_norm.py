@@ -7,6 +7,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import LANES, row_add, row_sum
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -27,7 +28,7 @@ def layer_norm(
     one_dtype("layer_norm", x, weight, bias)
     _check_rows("layer_norm", x)
     shapes_fit("layer_norm", weight=(weight, x.shape[1:]), bias=(bias, x.shape[1:]))
-    y, mean, rstd = np.empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
+    y, mean, rstd = empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
     if len(x):
         _normalise(x, weight, bias, eps, y, mean, rstd, parallel=x.size >= PARALLEL_FROM["layer_norm"])
     return y, mean, rstd
@@ -48,7 +49,7 @@ def layer_norm_pullback(
     rows, width = x.shape
     shapes_fit(name, g=(g, x.shape), weight=(weight, (width,)), mean=(mean, (rows,)), rstd=(rstd, (rows,)))
     step = max(BLOCK_ROWS, -(-rows // BLOCKS))
-    dx, sums = np.empty(x.shape, x.dtype), np.zeros((2, -(-rows // step), width), x.dtype)
+    dx, sums = empty(x.shape, x.dtype), np.zeros((2, -(-rows // step), width), x.dtype)
     if x.size:
         _gradients(x, g, weight, mean, rstd, step, dx, sums, parallel=x.size >= PARALLEL_FROM["layer_norm"])
     dweight, dbias = sums.sum(1)

@@ -8,6 +8,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import native
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.panels import pack_left, pack_right
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns, tile_product
@@ -46,7 +47,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     each = work if b.size == depth * columns else rows * columns * depth  # one right operand for all: one tall product
     if work < least or (each < least and _suits_blas(a) and _suits_blas(b)):
         return np.ascontiguousarray(np.matmul(a, b))
-    out = np.empty(out_shape, a.dtype)
+    out = empty(out_shape, a.dtype)
     _in_blocks(*_four_axes(a, b, out), parallel=work >= PARALLEL_FROM["matmul"])
     return out
 

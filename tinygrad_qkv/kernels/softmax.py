@@ -8,6 +8,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_dot, row_exp_into, row_max, row_sum, row_sum_exp
 from tinygrad_qkv.kernels.scalars import exp
@@ -49,7 +50,7 @@ def _over_rows(name: str, rows: Callable[..., None], axis: int, *arrays: np.ndar
         return np.ascontiguousarray(np.moveaxis(out, -1, axis))
     arrays = tuple(contiguous(x, name) for x in arrays)
     one_dtype(name, *arrays)
-    out = np.empty(shape, arrays[0].dtype)
+    out = empty(shape, arrays[0].dtype)
     if out.size:
         flat = (-1, shape[-1])
         parallel = out.size >= PARALLEL_FROM["softmax"]
