@@ -73,6 +73,19 @@ def test_importing_compiles_nothing_and_the_second_process_loads(copy):
     assert copy.run() == f"{RIGHT} loaded"
 
 
+def test_loading_needs_nothing_of_the_compiler_which_works_after_it(copy):
+    copy.run()
+    code = f"""
+import sys
+{USE}
+print("numba.np.linalg" in sys.modules)  # which a compilation imports, and SciPy's BLAS with it
+scatter.scatter_add(np.ones((1, 1)), np.array([0]), 1)
+print("numba.np.linalg" in sys.modules)
+"""
+    assert copy.run(code).split("\n") == [f"{RIGHT} loaded", "False", "True"]
+    assert len(copy.files()) == 2
+
+
 def test_an_edited_building_block_is_never_stale(copy):
     assert copy.run() == f"{RIGHT} compiled"
     rows = copy.kernels / "rows.py"

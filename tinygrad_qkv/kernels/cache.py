@@ -17,6 +17,7 @@ import llvmlite
 import numba
 import numpy as np
 from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps as _dumps
 
 from tinygrad_qkv.kernels import progress
@@ -81,11 +82,17 @@ class KernelCache(FunctionCache):
         return loaded
 
     def _loaded(self, sig: Any, target_context: Any) -> Any:
+        """What numba's own method does, but for `target_context.refresh()`.
+
+        That fills numba's tables of all that it can compile, and imports SciPy's BLAS: 0.2 s which only a compilation
+        needs, and does then. Code from disk needs the runtime alone.
+        """
         if self.folder is None:
-            target_context.refresh()
             return None
         try:
-            return super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)
+            data = self._cache_file.load(self._index_key(sig, target_context.codegen()))
+            return data and self._impl.rebuild(target_context, data)
         except Exception:  # unreadable, or made by something else: compile anew
             return None
 
@@ -105,7 +112,6 @@ class KernelCache(FunctionCache):
         """What lies on disk for the signature, if anything."""
         if self.folder is None:
             return None
-        target_context.refresh()
         return self._cache_file.stored(self._index_key(sig, target_context.codegen()))
 
 
