@@ -22,6 +22,7 @@ from tinygrad_qkv.kernels.dropout import dropout
 from tinygrad_qkv.kernels.gelu import gelu, gelu_pullback, gelu_tanh, gelu_tanh_pullback
 from tinygrad_qkv.kernels.layer_norm import layer_norm, layer_norm_pullback
 from tinygrad_qkv.kernels.matmul import matmul
+from tinygrad_qkv.kernels.reductions import largest, smallest, total
 from tinygrad_qkv.kernels.scatter import scatter_add
 from tinygrad_qkv.kernels.softmax import log_softmax, log_softmax_pullback, softmax, softmax_pullback
 from tinygrad_qkv.kernels.special import erf
@@ -38,6 +39,7 @@ __all__ = [
     "gelu_tanh",
     "gelu_tanh_pullback",
     "get_num_threads",
+    "largest",
     "layer_norm",
     "layer_norm_pullback",
     "log_softmax",
@@ -51,10 +53,12 @@ __all__ = [
     "sigmoid_pullback",
     "silu",
     "silu_pullback",
+    "smallest",
     "softmax",
     "softmax_pullback",
     "softplus",
     "softplus_pullback",
     "tanh",
     "tanh_pullback",
+    "total",
 ]

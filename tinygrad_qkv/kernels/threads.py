@@ -28,6 +28,7 @@ PARALLEL_FROM = {
     "layer_norm": 2**14,  # elements
     "scatter": 2**17,  # elements added
     "elementwise": 2**16,  # elements
+    "reductions": 2**15,  # elements; fewer go to NumPy
     "tanh": 2**12,  # elements; fewer go to NumPy
     "adam": 2**16,  # elements
     "dropout": 2**15,  # elements

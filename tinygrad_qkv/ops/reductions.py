@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
+from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import OUTPUT, record
 from tinygrad_qkv.ops.arithmetic import abs
 from tinygrad_qkv.ops.operands import Operand, floating, numeric, plain, refuse_names
@@ -38,13 +39,20 @@ def _spread(g: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
     return np.broadcast_to(np.reshape(g, _kept(shape, axes)), shape)
 
 
+def _sum(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """The sum of an array by the kernel, or of a Tensor by the op, recorded."""
+    if not isinstance(x, np.ndarray):
+        return np.sum(x, axis=axes, keepdims=keepdims)
+    y = kernels.total(x, axes)
+    return np.reshape(y, _kept(x.shape, axes)) if keepdims else y
+
+
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
     """The sum; of nothing it is 0, of booleans the count."""
     refuse_names(unknown)
     x, v = numeric(x)
     axes = _axes(axis, v.ndim)
-    y = np.sum(v, axis=axes, keepdims=keepdims)
-    return record(y, "sum", (x,), (x.shape, axes), (_spread,), ("dx = g",))
+    return record(_sum(v, axes, keepdims), "sum", (x,), (x.shape, axes), (_spread,), ("dx = g",))
 
 
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
@@ -53,7 +61,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) 
     x, v = floating(x)
     axes = _axes(axis, v.ndim)
     n = _count(v.shape, axes)
-    total = np.sum(v, axis=axes, keepdims=keepdims)
+    total = _sum(v, axes, keepdims)
     y = total / n if n else np.full_like(total, np.nan)
     rule = lambda g, shape, axes, n: _spread(g / n, shape, axes)
     return record(y, "mean", (x,), (x.shape, axes, n), (rule,), ("dx = g / n",))
@@ -62,13 +70,13 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) 
 def max(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
     """The largest element (NaN if one is); ties share the gradient equally.  Of nothing it raises ValueError."""
     refuse_names(unknown)
-    return _extreme(x, "max", np.max, axis, keepdims)
+    return _extreme(x, "max", kernels.largest, axis, keepdims)
 
 
 def min(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
     """The smallest element (NaN if one is); ties share the gradient equally.  Of nothing it raises ValueError."""
     refuse_names(unknown)
-    return _extreme(x, "min", np.min, axis, keepdims)
+    return _extreme(x, "min", kernels.smallest, axis, keepdims)
 
 
 def _extreme(x: Operand, name: str, reduce: Any, axis: Axes, keepdims: bool) -> Tensor:
@@ -76,7 +84,8 @@ def _extreme(x: Operand, name: str, reduce: Any, axis: Axes, keepdims: bool) -> 
     axes = _axes(axis, v.ndim)
     if _count(v.shape, axes) == 0 and 0 not in _kept(v.shape, axes):
         raise ValueError(f"{name} of nothing has no value: shape {v.shape}, axis {axis}")
-    y = reduce(v, axis=axes, keepdims=keepdims)
+    y = reduce(v, axes)
+    y = np.reshape(y, _kept(v.shape, axes)) if keepdims else y
     formula = "dx = where(same(x, y), g / sum(same(x, y), axes), 0)"  # same: equal, or both NaN
     return record(y, name, (x,), (OUTPUT, x, axes), (_extreme_pullback,), (formula,))
 
@@ -84,7 +93,7 @@ def _extreme(x: Operand, name: str, reduce: Any, axis: Axes, keepdims: bool) -> 
 def _extreme_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     kept = _kept(x.shape, axes)
     hit = np.equal(x, np.reshape(y, kept)) | np.isnan(x)
-    ties = np.sum(np.where(hit, 1.0, np.zeros_like(x)), axis=axes, keepdims=True)
+    ties = _sum(np.where(hit, 1.0, np.zeros_like(x)), axes, True)
     return np.where(hit, np.reshape(g, kept) / ties, 0)
 
 
@@ -140,7 +149,7 @@ def _degrees(shape: tuple[int, ...], axes: tuple[int, ...], ddof: int) -> int:
 def _variance(v: np.ndarray, axes: tuple[int, ...], n: int, keepdims: bool) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         centred = _centred(v, axes)
-        return np.asarray(np.sum(centred * centred, axis=axes, keepdims=keepdims)) / v.dtype.type(n)
+        return np.asarray(_sum(centred * centred, axes, keepdims)) / v.dtype.type(n)
 
 
 def _centred(x: Any, axes: tuple[int, ...]) -> Any:
@@ -148,8 +157,8 @@ def _centred(x: Any, axes: tuple[int, ...]) -> Any:
     n = _count(x.shape, axes)
     if not x.size:
         return x
-    centred = x - np.sum(x, axis=axes, keepdims=True) / n
-    return centred - np.sum(centred, axis=axes, keepdims=True) / n
+    centred = x - _sum(x, axes, True) / n
+    return centred - _sum(centred, axes, True) / n
 
 
 def _var_pullback(g: Any, x: Any, axes: tuple[int, ...], n: int) -> Any:
@@ -181,7 +190,7 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: 
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         top = np.max(v, axis=axes, keepdims=True, initial=-np.inf)
         top = np.where(np.isfinite(top), top, 0)
-        y = np.log(np.sum(np.exp(v - top), axis=axes, keepdims=True)) + top
+        y = np.log(_sum(np.exp(v - top), axes, True)) + top
     y = y if keepdims else np.reshape(y, tuple(n for i, n in enumerate(v.shape) if i not in axes))
     return record(y, "logsumexp", (x,), (OUTPUT, x, axes), (_logsumexp_pullback,), ("dx = g * exp(x - y)",))
 
@@ -204,9 +213,9 @@ def norm(x: Operand, ord: float = 2, axis: Axes = None, keepdims: bool = False, 
     x, v = floating(x)
     axes = _axes(axis, v.ndim)
     if ord == 2:
-        y = np.sqrt(np.sum(v * v, axis=axes, keepdims=keepdims))
+        y = np.sqrt(_sum(v * v, axes, keepdims))
         return record(y, "norm", (x,), (OUTPUT, x, axes), (_norm_pullback,), ("dx = where(y == 0, 0, g / y * x)",))
-    y = np.sum(np.abs(v) ** ord, axis=axes, keepdims=keepdims) ** (1 / ord)
+    y = _sum(np.abs(v) ** ord, axes, keepdims) ** (1 / ord)
     formula = "dx = where(x == 0, 0, g * sign(x) * (abs(x) / y) ** (ord - 1))"
     return record(y, "norm", (x,), (OUTPUT, x, axes, ord), (_norm_of_order_pullback,), (formula,))
 
