@@ -19,6 +19,7 @@ from tinygrad_qkv.kernels.activations import (
 from tinygrad_qkv.kernels.adam import adam_step
 from tinygrad_qkv.kernels.cross_entropy import cross_entropy, cross_entropy_pullback
 from tinygrad_qkv.kernels.dropout import dropout
+from tinygrad_qkv.kernels.gather import gather
 from tinygrad_qkv.kernels.gelu import gelu, gelu_pullback, gelu_tanh, gelu_tanh_pullback
 from tinygrad_qkv.kernels.layer_norm import layer_norm, layer_norm_pullback
 from tinygrad_qkv.kernels.matmul import matmul
@@ -34,6 +35,7 @@ __all__ = [
     "cross_entropy_pullback",
     "dropout",
     "erf",
+    "gather",
     "gelu",
     "gelu_pullback",
     "gelu_tanh",

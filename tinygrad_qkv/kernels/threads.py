@@ -27,6 +27,7 @@ PARALLEL_FROM = {
     "cross_entropy": 2**14,  # elements
     "layer_norm": 2**14,  # elements
     "scatter": 2**17,  # elements added
+    "gather": 2**19,  # elements; fewer go to NumPy
     "elementwise": 2**16,  # elements
     "reductions": 2**15,  # elements; fewer go to NumPy
     "tanh": 2**12,  # elements; fewer go to NumPy

@@ -1,0 +1,43 @@
+"""Gather: a row lookup."""
+
+import numpy as np
+from numba import prange
+from numba.core import types
+
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.threads import PARALLEL_FROM
+
+ROWS = 8  # that one task copies
+WIDTH = 128  # elements of a row from which two threads are faster
+
+
+def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """out[n] = x[ids[n]] for x (rows, D) and integer ids (...), each in [0, rows), which the caller has checked.
+
+    Little work, narrow rows, dtypes other than float32 and float64, and tables that are not contiguous go to NumPy.
+    """
+    flags = x.flags
+    straight = flags.c_contiguous and flags.aligned and x.dtype.isnative and x.dtype.char in "fd"
+    if not straight or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
+        return np.take(x, ids, axis=0)
+    out = np.empty((*ids.shape, x.shape[1]), x.dtype)
+    _copy_rows(x, np.ascontiguousarray(ids, np.int64).reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
+    return out
+
+
+def _types(scalar: types.Type) -> tuple[types.Type, ...]:
+    return array_in(scalar, 2), array_in(types.int64, 1), array_out(scalar, 2)
+
+
+@kernel(arguments=_types)
+def _copy_rows(x, ids, out):
+    """for each group of rows, in parallel: out[n] = x[ids[n]]."""
+    for group in prange((ids.shape[0] + ROWS - 1) // ROWS):
+        for n in range(group * ROWS, min(group * ROWS + ROWS, ids.shape[0])):
+            _copy(x[ids[n]], out[n])
+
+
+@kernel(plain=lambda x, out: np.copyto(out, x))
+def _copy(x, out):
+    for i in range(x.shape[0]):
+        out[i] = x[i]
