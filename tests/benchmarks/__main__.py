@@ -40,7 +40,7 @@ def measure(rows: list[str], peers: list[str], quick: bool) -> tuple[list[report
     if "P12" in rows:
         results.append(whole_processes.first_gradient(peers, plan))
         lines += report.paired(results[-1], [])
-    lengths = [4096, 16384] if quick else [4096, 8192, 16384]
+    lengths = [4096, 8192] if quick else [4096, 8192, 16384]
     for row, ask, lines_of in (
         ("P7", lambda: whole_processes.memory(peers, lengths), report.memory),
         ("P13", whole_processes.compiling, report.compiling),

@@ -37,7 +37,7 @@ def serve(side: str) -> None:
                 answer: Any = peak_rate()
             else:
                 number = question["case"]
-                if current is None or current[0] != number:
+                if current is None or current[0] != number or question["ask"] == "check":  # from the case's start
                     current = None  # the old case's memory is free before the new one needs some
                     current = number, CASES[number].sides[side](**CASES[number].sizes)
                 answer = sampled(current[1]()) if question["ask"] == "check" else timed(current[1], question["seconds"])

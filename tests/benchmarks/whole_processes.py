@@ -112,10 +112,11 @@ def memory(peers: list[str], lengths: list[int]) -> dict[str, dict[int, Any]]:
     """P7: by side and T, the MiB that causal attention f+b takes at its peak beside its inputs, or an error's text."""
     found: dict[str, dict[int, Any]] = {}
     for side in ["ours", *(peer for peer in peers if peer == "torch")]:
+        found[side] = {}
         for T in lengths:
             code = MEMORY.format(folder=str(Path(__file__).parent), side=side, T=T, limit=MEMORY_LIMIT)
             try:
-                found.setdefault(side, {})[T] = json.loads(_run(code))
+                found[side][T] = json.loads(_run(code))
             except RuntimeError as error:
                 found[side][T] = str(error)
     return found
