@@ -128,9 +128,14 @@ import numpy as np
 workers = [task for task in os.listdir("/proc/self/task") if task not in alone]  # those of NumPy's BLAS
 
 def busy():
-    "Nanoseconds that they ran."
-    time.sleep(0.2)  # idle ones spin for a while
-    return [int(open(f"/proc/self/task/{task}/schedstat").read().split()[0]) for task in workers]
+    "Nanoseconds that they ran, once they came to rest: idle ones spin for a while."
+    last = None
+    while True:
+        now = [int(open(f"/proc/self/task/{task}/schedstat").read().split()[0]) for task in workers]
+        if now == last:
+            return now
+        last = now
+        time.sleep(0.3)
 
 from tinygrad_qkv import Tensor, kernels as k, nn
 from tinygrad_qkv.nn import optim
