@@ -244,7 +244,10 @@ def test_importing_the_engine_imports_nothing_above_it():
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
-BUILDING_BLOCKS = {f"tinygrad_qkv/kernels/{name}.py" for name in ("panels", "random_bits", "rows", "scalars", "simd")}
+BUILDING_BLOCKS = {
+    f"tinygrad_qkv/kernels/{name}.py"
+    for name in ("panels", "passes", "random_bits", "rows", "scalars", "simd", "vectors")
+}
 
 
 def undescribed(tree: ast.Module, file: str) -> Iterator[str]:

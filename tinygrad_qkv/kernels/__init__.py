@@ -24,6 +24,7 @@ from tinygrad_qkv.kernels.gelu import gelu, gelu_pullback, gelu_tanh, gelu_tanh_
 from tinygrad_qkv.kernels.layer_norm import layer_norm, layer_norm_pullback
 from tinygrad_qkv.kernels.matmul import matmul
 from tinygrad_qkv.kernels.reductions import largest, smallest, total
+from tinygrad_qkv.kernels.rms_norm import rms_norm, rms_norm_pullback
 from tinygrad_qkv.kernels.scatter import scatter_add
 from tinygrad_qkv.kernels.softmax import log_softmax, log_softmax_pullback, softmax, softmax_pullback
 from tinygrad_qkv.kernels.special import erf
@@ -49,6 +50,8 @@ __all__ = [
     "matmul",
     "relu",
     "relu_pullback",
+    "rms_norm",
+    "rms_norm_pullback",
     "scatter_add",
     "set_num_threads",
     "sigmoid",

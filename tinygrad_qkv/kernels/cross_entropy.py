@@ -1,7 +1,5 @@
 """Cross-entropy of logits against class numbers, fused with its log-softmax."""
 
-import math
-
 import numpy as np
 from numba import prange
 from numba.core import types
@@ -9,8 +7,9 @@ from numba.core import types
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.passes import row_pass
 from tinygrad_qkv.kernels.rows import row_max, row_sum_above, row_sum_exp
-from tinygrad_qkv.kernels.scalars import exp
+from tinygrad_qkv.kernels.scalars import log
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 
@@ -79,7 +78,7 @@ def _losses(x, targets, ignore_index, sure, smoothing, losses, logsumexp):
     """One pass for the row's maximum, one for its sum of exponentials, both while the row is in the cache."""
     for n in prange(x.shape[0]):
         top = row_max(x[n])
-        above = x.dtype.type(math.log(row_sum_exp(x[n], top)))
+        above = log(row_sum_exp(x[n], top))
         logsumexp[0, n], logsumexp[1, n] = top, above
         losses[n] = 0
         if targets[n] != ignore_index:
@@ -104,7 +103,6 @@ def _logit_gradients(x, targets, logsumexp, g, ignore_index, sure, spread, dx):
             dx[n, targets[n]] -= g[n] * sure
 
 
-@kernel(plain=lambda x, top, above, spread, g, dx: np.multiply(exp((x - top) - above) - spread, g, out=dx))
-def _share_gradients(x, top, above, spread, g, dx):
-    for c in range(x.shape[0]):
-        dx[c] = (exp((x[c] - top) - above) - spread) * g
+@row_pass(into=1)
+def _share_gradients(x, top, above, spread, g):
+    return (np.exp((x - top) - above) - spread) * g

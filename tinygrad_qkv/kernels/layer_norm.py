@@ -9,11 +9,9 @@ from numba.core import types
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
-from tinygrad_qkv.kernels.rows import LANES, row_add, row_sum
+from tinygrad_qkv.kernels.passes import row_pass
+from tinygrad_qkv.kernels.rows import row_sum, rows_per_block
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
-
-BLOCK_ROWS = 32  # rows whose sums for dweight and dbias are added up together, at least
-BLOCKS = 64  # and into how many blocks the rows fall, at most
 
 
 def layer_norm(
@@ -48,7 +46,7 @@ def layer_norm_pullback(
     _check_rows(name, x)
     rows, width = x.shape
     shapes_fit(name, g=(g, x.shape), weight=(weight, (width,)), mean=(mean, (rows,)), rstd=(rstd, (rows,)))
-    step = max(BLOCK_ROWS, -(-rows // BLOCKS))
+    step = rows_per_block(rows)
     dx, sums = empty(x.shape, x.dtype), np.zeros((2, -(-rows // step), width), x.dtype)
     if x.size:
         _gradients(x, g, weight, mean, rstd, step, dx, sums, parallel=x.size >= PARALLEL_FROM["layer_norm"])
@@ -82,30 +80,16 @@ def _normalise(x, weight, bias, eps, y, mean, rstd):
         _affine(x[n], mean[n], rstd[n], weight, bias, y[n])
 
 
-def _moments_plain(x, centre):
-    d = x - centre
-    return d.sum(), (d * d).sum()
-
-
-@kernel(plain=_moments_plain, fastmath=LANES)
+@row_pass(folds=(np.add, np.add))
 def _moments(x, centre):
-    """Sums of (x - centre) and of its square."""
-    first = second = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        d = x[i] - centre
-        first += d
-        second += d * d
-    return first, second
+    """Sums of x - centre and of its square."""
+    d = x - centre
+    return d, d * d
 
 
-def _affine_plain(x, mean, rstd, weight, bias, y):
-    y[:] = (x - mean) * rstd * weight + bias
-
-
-@kernel(plain=_affine_plain)
-def _affine(x, mean, rstd, weight, bias, y):
-    for i in range(x.shape[0]):
-        y[i] = (x[i] - mean) * rstd * weight[i] + bias[i]
+@row_pass(into=1)
+def _affine(x, mean, rstd, weight, bias):
+    return (x - mean) * rstd * weight + bias
 
 
 def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
@@ -116,43 +100,24 @@ def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
 @kernel(arguments=_gradient_types)
 def _gradients(x, g, weight, mean, rstd, step, dx, sums):
     """For each block of `step` rows, in parallel: dx, and the block's part of dweight (sums[0]) and dbias (sums[1])."""
+    width = x.dtype.type(x.shape[1])
     for block in prange(sums.shape[1]):
+        dweight, dbias = sums[0, block], sums[1, block]
         for n in range(block * step, min(block * step + step, x.shape[0])):
-            _row_gradient(x[n], g[n], weight, mean[n], rstd[n], dx[n])
-            _add_scaled(g[n], x[n], mean[n], rstd[n], sums[0, block])
-            row_add(g[n], sums[1, block])
+            first, second = _weighted_moments(x[n], g[n], weight, mean[n], rstd[n])
+            first, second = first / width, second / width
+            _row_gradients(x[n], g[n], weight, mean[n], rstd[n], first, second, dweight, dbias, dx[n], dweight, dbias)
 
 
-def _row_gradient_plain(x, g, weight, mean, rstd, dx):
-    h, xhat = g * weight, (x - mean) * rstd
-    dx[:] = rstd * (h - h.mean() - xhat * (h * xhat).mean())
-
-
-@kernel(plain=_row_gradient_plain)
-def _row_gradient(x, g, weight, mean, rstd, dx):
-    width = x.dtype.type(x.shape[0])
-    first, second = _weighted_moments(x, g, weight, mean, rstd)
-    first, second = first / width, second / width
-    for i in range(x.shape[0]):
-        dx[i] = rstd * (g[i] * weight[i] - first - (x[i] - mean) * rstd * second)
-
-
-@kernel(fastmath=LANES)
+@row_pass(folds=(np.add, np.add))
 def _weighted_moments(x, g, weight, mean, rstd):
     """Sums of h and of h * xhat."""
-    first = second = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        h = g[i] * weight[i]
-        first += h
-        second += h * ((x[i] - mean) * rstd)
-    return first, second
+    h = g * weight
+    return h, h * ((x - mean) * rstd)
 
 
-def _add_scaled_plain(g, x, mean, rstd, out):
-    out += g * ((x - mean) * rstd)
-
-
-@kernel(plain=_add_scaled_plain)
-def _add_scaled(g, x, mean, rstd, out):
-    for i in range(x.shape[0]):
-        out[i] += g[i] * ((x[i] - mean) * rstd)
+@row_pass(into=3)
+def _row_gradients(x, g, weight, mean, rstd, first, second, dweight, dbias):
+    """dx, dweight and dbias with the row's part."""
+    xhat = (x - mean) * rstd
+    return rstd * (g * weight - first - xhat * second), dweight + g * xhat, dbias + g

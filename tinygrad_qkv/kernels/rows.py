@@ -1,86 +1,65 @@
 """Passes over one contiguous row, from which the row kernels are made.
 
-Each is a function of its own: inside a larger one LLVM must assume that the arrays overlap, and vectorises nothing.
-Sums may be reassociated, so that they run in vector lanes; their order then depends on the length alone.
+A sum runs in lanes and ends in a tree: its order depends on the length alone.
 """
 
 import numpy as np
 
 from tinygrad_qkv.kernels.compile import kernel
-from tinygrad_qkv.kernels.scalars import exp, of_rank, rank
+from tinygrad_qkv.kernels.passes import row_pass
 
-LANES = frozenset({"reassoc", "contract"})  # a sum in lanes; NaN and inf keep their meaning
+BLOCK_ROWS = 32  # rows of a block whose sums over rows are added up by one task, at least
+BLOCKS = 64  # and how many blocks there are, at most
 
 
-@kernel(plain=lambda x: x.max())
+def rows_per_block(rows: int) -> int:
+    """How many rows make a block, by which a sum over rows is split."""
+    return max(BLOCK_ROWS, -(-rows // BLOCKS))
+
+
+@row_pass(folds=(np.maximum,))
 def row_max(x):
-    """max(x), x (n,) with n >= 1. NaN counts as any number may: whoever uses x next meets it again."""
-    top = rank(x[0])
-    for i in range(x.shape[0]):
-        top = max(top, rank(x[i]))
-    return of_rank(top)
+    """max(x), x (n,) with n >= 1. NaN counts for nothing: whoever uses x next meets it again."""
+    return x
 
 
-@kernel(plain=lambda x: x.sum(), fastmath=LANES)
+@row_pass(folds=(np.add,))
 def row_sum(x):
     """sum(x)."""
-    total = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        total += x[i]
-    return total
+    return x
 
 
-@kernel(plain=np.subtract)
-def _minus(a, b):
-    """a - b, a function of its own because it must not be reassociated: the sum below would take `shift` off last."""
-    return a - b
-
-
-@kernel(plain=lambda x, shift: (x - shift).sum(), fastmath=LANES)
+@row_pass(folds=(np.add,))
 def row_sum_above(x, shift):
     """sum(x - shift)."""
-    total = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        total += _minus(x[i], shift)
-    return total
+    return x - shift
 
 
-@kernel(plain=lambda x, y: (x * y).sum(), fastmath=LANES)
+@row_pass(folds=(np.add,))
 def row_dot(x, y):
     """sum(x * y)."""
-    total = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        total += x[i] * y[i]
-    return total
+    return x * y
 
 
-@kernel(plain=lambda x, shift: exp(x - shift).sum(), fastmath=LANES)
+@row_pass(folds=(np.add,))
 def row_sum_exp(x, shift):
     """sum(exp(x - shift))."""
-    total = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        total += exp(x[i] - shift)
-    return total
+    return np.exp(x - shift)
 
 
-def _exp_into_plain(x, shift, out):
-    exp(x - shift, out=out)
-    return out.sum()
-
-
-@kernel(plain=_exp_into_plain, fastmath=LANES)
-def row_exp_into(x, shift, out):
+@row_pass(into=1, folds=(np.add,))
+def row_exp_into(x, shift):
     """out = exp(x - shift); returns its sum."""
-    total = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        e = exp(x[i] - shift)
-        out[i] = e
-        total += e
-    return total
+    e = np.exp(x - shift)
+    return e, e
 
 
-@kernel(plain=lambda x, out: np.add(out, x, out=out))
+@row_pass(into=1)
+def _sum_into(x, y):
+    return y + x
+
+
+@kernel
 def row_add(x, out):
     """out += x."""
-    for i in range(x.shape[0]):
-        out[i] += x[i]
+    _sum_into(x, out, out)

@@ -14,9 +14,12 @@ class _Numbers(NamedTuple):
     """Constants of a float type; polynomials, lowest power first, go through the Chebyshev points of their interval."""
 
     mantissa: int
+    bias: int
     ln2: tuple[float, float]  # split in two, so that an exponent times the first part is exact
     exp_range: tuple[float, float]  # outside, exp is 0 or inf
     exp: tuple[float, ...]  # exp(r), |r| <= ln(2) / 2
+    root_half: int  # the bits of sqrt(1/2)
+    log: tuple[float, ...]  # 2 atanh(s) / s^3 - 2 / s^2 in powers of s^2, |s| <= (sqrt(2) - 1) / (sqrt(2) + 1)
     erf_switch: float
     erf_top: float  # from here on erf is 1
     erf_small: tuple[float, ...]  # erf(x) / x in powers of x^2, for 0 <= x <= erf_switch
@@ -30,9 +33,12 @@ class _Numbers(NamedTuple):
 
 _SINGLE = _Numbers(
     mantissa=23,
+    bias=127,
     ln2=(0.693359375, -2.12194440e-4),
-    exp_range=(-87.33, 88.722),
+    exp_range=(-87.34, 89.0),
     exp=(1.0, 1.0, 0.5, 0.1666657702559799, 0.041666554662050534, 0.008363173074513711, 0.001392617611993558),
+    root_half=0x3F3504F3,
+    log=(0.6666666655445165, 0.40000121876972, 0.28550816599711726, 0.23330581938237357),
     erf_switch=0.9375,
     erf_top=4.0,
     erf_small=(
@@ -56,12 +62,18 @@ _SINGLE = _Numbers(
 )
 _DOUBLE = _Numbers(
     mantissa=52,
+    bias=1023,
     ln2=(6.93147180369123816490e-01, 1.90821492927058770002e-10),
-    exp_range=(-708.39, 709.78),
+    exp_range=(-708.4, 709.9),
     exp=(
         *(1.0, 1.0, 0.5000000000000001, 0.16666666666666669, 0.041666666666624164, 0.008333333333330065),
         *(0.0013888888917196719, 0.00019841269863040545, 2.4801521322368692e-05, 2.7557268480310024e-06),
         *(2.7620075879983367e-07, 2.5100375832561234e-08),
+    ),
+    root_half=0x3FE6A09E667F3BCD,
+    log=(
+        *(0.666666666666667, 0.3999999999989945, 0.2857142862600094, 0.22222211130531444, 0.1818288944370824),
+        *(0.15331710818462158, 0.1461658470297718),
     ),
     erf_switch=1.125,
     erf_top=6.0,
@@ -98,13 +110,21 @@ _DOUBLE = _Numbers(
 )
 
 
-def _numbers(real: ir.Type) -> _Numbers:
-    return _SINGLE if real == ir.FloatType() else _DOUBLE
+def constant(kind: ir.Type, value: float) -> ir.Constant:
+    """A number of a type, in every lane where that is a vector."""
+    if isinstance(kind, ir.VectorType):
+        return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
+    return ir.Constant(kind, value)
 
 
-def _integer(real: ir.Type) -> ir.IntType:
-    """The integer type of a float type's width, for its bits."""
-    return ir.IntType(32 if real == ir.FloatType() else 64)
+def _numbers(kind: ir.Type) -> _Numbers:
+    return _SINGLE if getattr(kind, "element", kind) == ir.FloatType() else _DOUBLE
+
+
+def _integer(kind: ir.Type) -> ir.Type:
+    """The integer type of a float type's width, for its bits; in as many lanes."""
+    bits = ir.IntType(32 if _numbers(kind) is _SINGLE else 64)
+    return ir.VectorType(bits, kind.count) if isinstance(kind, ir.VectorType) else bits
 
 
 def _limited(builder, x, top):
@@ -126,44 +146,79 @@ def _multiply_add(builder, a, b, c):
 
 
 def _polynomial(builder, x, coefficients):
-    value = ir.Constant(x.type, coefficients[-1])
+    value = constant(x.type, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        value = _multiply_add(builder, value, x, ir.Constant(x.type, coefficient))
+        value = _multiply_add(builder, value, x, constant(x.type, coefficient))
     return value
 
 
-def _reduced(builder, x):
-    """(r, n) with x = n * ln 2 + r and |r| <= ln(2) / 2; n stands in the exponent's bits of an integer."""
-    real, numbers = x.type, _numbers(x.type)
-    integer = _integer(real)
+def _reduced(builder, x, bias: int = 0):
+    """(r, n + bias) with x = n * ln 2 + r and |r| <= ln(2) / 2; n + bias stands in an integer's exponent bits."""
+    real, integer, numbers = x.type, _integer(x.type), _numbers(x.type)
     # Adding 1.5 * 2^mantissa rounds to an integer, which then stands in the lowest bits of the sum.
-    magic = ir.Constant(real, 1.5 * 2.0**numbers.mantissa)
-    shifted = _multiply_add(builder, x, ir.Constant(real, 1.4426950408889634), magic)
+    magic = constant(real, 1.5 * 2.0**numbers.mantissa + bias)
+    shifted = _multiply_add(builder, x, constant(real, 1.4426950408889634), magic)
     n, r = builder.fsub(shifted, magic), x
     for part in numbers.ln2:
-        r = _multiply_add(builder, n, ir.Constant(real, -part), r)
-    return r, builder.shl(builder.bitcast(shifted, integer), integer(numbers.mantissa))
+        r = _multiply_add(builder, n, constant(real, -part), r)
+    return r, builder.shl(builder.bitcast(shifted, integer), constant(integer, numbers.mantissa))
 
 
-def _exp_of(builder, x):
-    """exp(x) = 2^n * exp(r), with n = round(x / ln 2)."""
+def exp_of(builder, x):
+    """exp(x) = 2 exp(r) * 2^(n - 1), with n = round(x / ln 2), of a scalar or a vector.
+
+    So split, n = -126 (-1022) gives 0, n = 128 (1024) what is finite and inf beyond, and NaN stays NaN on its way.
+    """
     real, numbers = x.type, _numbers(x.type)
-    r, exponent = _reduced(builder, x)
-    scaled = builder.add(builder.bitcast(_polynomial(builder, r, numbers.exp), exponent.type), exponent)
-    lowest, highest = (ir.Constant(real, bound) for bound in numbers.exp_range)
-    result = builder.bitcast(scaled, real)
-    result = builder.select(builder.fcmp_ordered("<", x, lowest), ir.Constant(real, 0.0), result)
-    result = builder.select(builder.fcmp_ordered(">", x, highest), ir.Constant(real, np.inf), result)
-    return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+    lowest, highest = (constant(real, bound) for bound in numbers.exp_range)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
+    r, power = _reduced(builder, x, numbers.bias - 1)
+    return builder.fmul(_polynomial(builder, r, [2 * c for c in numbers.exp]), builder.bitcast(power, real))
+
+
+def log_of(builder, x):
+    """log(x) = e ln 2 + log(m) for x = 2^e m with m between sqrt(1/2) and sqrt(2), of a scalar or a vector.
+
+    With f = m - 1 and s = f / (2 + f), log(m) = 2 atanh(s) is f less what is small beside it.
+    """
+    real, integer, numbers = x.type, _integer(x.type), _numbers(x.type)
+    zero, width = constant(real, 0.0), constant(integer, numbers.mantissa)
+    # A number below the smallest normal one is first made 2^(mantissa + 2) times as large.
+    low = builder.fcmp_ordered("<", x, constant(real, 2.0 ** (1 - numbers.bias)))
+    shift = builder.select(low, constant(real, -numbers.mantissa - 2.0), zero)
+    bits = builder.select(low, builder.fmul(x, constant(real, 2.0 ** (numbers.mantissa + 2))), x)
+    bits = builder.bitcast(bits, integer)
+    exponent = builder.ashr(builder.sub(bits, constant(integer, numbers.root_half)), width)
+    m = builder.bitcast(builder.sub(bits, builder.shl(exponent, width)), real)
+    e, f = builder.fadd(builder.sitofp(exponent, real), shift), builder.fsub(m, constant(real, 1.0))
+    s = builder.fdiv(f, builder.fadd(f, constant(real, 2.0)))
+    square, half = builder.fmul(s, s), builder.fmul(builder.fmul(f, f), constant(real, 0.5))
+    # log(m) = f - (half - s * (half + s^2 * polynomial))
+    rest = builder.fadd(half, builder.fmul(square, _polynomial(builder, square, numbers.log)))
+    rest = _multiply_add(builder, s, rest, builder.fmul(e, constant(real, numbers.ln2[1])))
+    y = _multiply_add(builder, e, constant(real, numbers.ln2[0]), builder.fsub(f, builder.fsub(half, rest)))
+    for bound, value in ((np.inf, np.inf), (0.0, -np.inf)):
+        y = builder.select(builder.fcmp_ordered("==", x, constant(real, bound)), constant(real, value), y)
+    return builder.select(builder.fcmp_unordered("<", x, zero), constant(real, np.nan), y)  # negative, or NaN
 
 
 @intrinsic
 def _exp(typingctx, x):
-    return x(x), lambda context, builder, sig, args: _exp_of(builder, args[0])
+    return x(x), lambda context, builder, sig, args: exp_of(builder, args[0])
 
 
-# exp(x) of a float32 or float64, within one unit in the last place. Below the smallest normal number it is 0.
+# exp(x) of a float32 or float64, within one unit in the last place; below about 2^-125.5 (2^-1021.5) it is 0.
 exp: Any = _exp if JIT else np.exp
+
+
+@intrinsic
+def _log(typingctx, x):
+    return x(x), lambda context, builder, sig, args: log_of(builder, args[0])
+
+
+# log(x) of a float32 or float64, within one unit in the last place.
+log: Any = _log if JIT else np.log
 
 
 @intrinsic
@@ -176,7 +231,7 @@ def erf(typingctx, x):
         size, sign = _limited(builder, x, numbers.erf_top)
         small = builder.fmul(x, _polynomial(builder, builder.fmul(size, size), numbers.erf_small))
         tail = _polynomial(builder, builder.fsub(size, ir.Constant(real, 2.0)), numbers.erf_large)
-        large = builder.fsub(ir.Constant(real, 1.0), _exp_of(builder, tail))
+        large = builder.fsub(ir.Constant(real, 1.0), exp_of(builder, tail))
         large = _with_sign(builder, large, sign)
         result = builder.select(builder.fcmp_ordered("<", size, ir.Constant(real, numbers.erf_switch)), small, large)
         return builder.select(builder.fcmp_unordered("uno", x, x), x, result)

@@ -26,6 +26,7 @@ PARALLEL_FROM = {
     "softmax": 2**14,  # elements
     "cross_entropy": 2**14,  # elements
     "layer_norm": 2**14,  # elements
+    "rms_norm": 2**14,  # elements
     "scatter": 2**17,  # elements added
     "gather": 2**19,  # elements; fewer go to NumPy
     "elementwise": 2**16,  # elements

@@ -1,0 +1,153 @@
+"""Numbers in the lanes of vector registers, which NumPy's operators and functions act upon.
+
+While a pass over a row is compiled, its formula runs once on `Vector`s: each operation leaves an instruction in LLVM's
+IR for each register, and gives the `Vector` of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+
+from tinygrad_qkv.kernels.scalars import constant, exp_of, log_of
+from tinygrad_qkv.kernels.simd import shuffle
+
+# a * b + c may be rounded once. Nothing else may be reordered, so NaN and inf mean what they mean in NumPy.
+CONTRACT = ("contract",)
+
+
+def _maximum(builder, a, b):
+    """The larger in each lane; b where a is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+FUNCTIONS: dict[np.ufunc, Callable[..., Any]] = {
+    np.add: lambda builder, a, b: builder.fadd(a, b, flags=CONTRACT),
+    np.subtract: lambda builder, a, b: builder.fsub(a, b, flags=CONTRACT),
+    np.multiply: lambda builder, a, b: builder.fmul(a, b, flags=CONTRACT),
+    np.divide: lambda builder, a, b: builder.fdiv(a, b),
+    np.maximum: _maximum,
+    np.exp: exp_of,
+    np.log: log_of,
+}
+IDENTITY: dict[np.ufunc, float] = {np.add: 0.0, np.maximum: -np.inf}
+
+
+class Vector(np.lib.mixins.NDArrayOperatorsMixin):
+    """Registers, equally many for each of `rows` rows; or one register with a number for each row in its lanes.
+
+    `masks` says for each register which lanes belong to the row, None that all do.
+    """
+
+    def __init__(
+        self, builder: ir.IRBuilder, registers: list, masks: list | None = None, rows: int = 1, numbers: bool = False
+    ):
+        self.builder = builder
+        self.registers = registers
+        self.masks = masks
+        self.rows = rows
+        self.numbers = numbers
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Vector:
+        """NumPy's function of vectors, or its `reduce` over each row."""
+        if method == "reduce":
+            parts, each = self.folded(ufunc), len(self.registers) // self.rows
+            trees = [in_tree(self.builder, ufunc, parts[i : i + each]) for i in range(0, len(parts), each)]
+            return Vector(self.builder, [across(self.builder, ufunc, trees)], rows=self.rows, numbers=True)
+        vectors = [x for x in inputs if isinstance(x, Vector)]
+        widest = max(vectors, key=lambda x: (not x.numbers, len(x.registers)))
+        columns = [widest.beside(x) for x in inputs]
+        results = [FUNCTIONS[ufunc](self.builder, *registers) for registers in zip(*columns, strict=True)]
+        return Vector(self.builder, results, widest.masks, widest.rows, widest.numbers)
+
+    def beside(self, x: Any) -> list:
+        """The registers of x, one for each of this vector's."""
+        kind, registers = self.registers[0].type, self.registers
+        if not isinstance(x, Vector):
+            return [constant(kind, float(x))] * len(registers)
+        others = x.registers
+        if x.numbers and not self.numbers:
+            others = [shuffle(self.builder, others[0], others[0], [row] * kind.count) for row in range(x.rows)]
+        return [other for other in others for _ in range(len(registers) // len(others))]
+
+    def folded(self, fold: np.ufunc) -> list:
+        """The registers as a fold takes them: what lies outside the row changes nothing."""
+        if self.masks is None:
+            return self.registers
+        nothing = constant(self.registers[0].type, IDENTITY[fold])
+        return [self.builder.select(m, x, nothing) for m, x in zip(self.masks, self.registers, strict=True)]
+
+
+def in_tree(builder, fold: np.ufunc, registers: list):
+    """The registers, a power of two of them, folded into one."""
+    while len(registers) > 1:
+        pairs = zip(registers[::2], registers[1::2], strict=True)
+        registers = [FUNCTIONS[fold](builder, a, b) for a, b in pairs]
+    return registers[0]
+
+
+def across(builder, fold: np.ufunc, registers: list):
+    """The lanes of each register folded, in a tree; gives the results, a power of two, side by side in one register.
+
+    Two registers become one as they fold, the halves of the first beside those of the second: for many registers that
+    takes half the shuffles that it would take for each alone.
+    """
+    segment = registers[0].type.count  # lanes that belong together
+    while segment > 1:
+        segment //= 2
+        pairs = [registers] if len(registers) == 1 else zip(registers[::2], registers[1::2], strict=True)
+        registers = []
+        for first, second in ((pair[0], pair[-1]) for pair in pairs):
+            lanes = range(first.type.count * (1 if first is second else 2))
+            low = shuffle(builder, first, second, [lane for lane in lanes if lane // segment % 2 == 0])
+            high = shuffle(builder, first, second, [lane for lane in lanes if lane // segment % 2 == 1])
+            registers.append(FUNCTIONS[fold](builder, high, low))
+    while len(registers) > 1:  # more results than lanes: a register as wide as two
+        pairs = zip(registers[::2], registers[1::2], strict=True)
+        registers = [shuffle(builder, a, b, range(2 * a.type.count)) for a, b in pairs]
+    return registers[0]
+
+
+def spread(builder, x, kind: ir.VectorType):
+    """A register with the number x in every lane."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    return shuffle(builder, builder.insert_element(undefined, x, ir.IntType(32)(0)), undefined, [0] * kind.count)
+
+
+def below(builder, count, kind: ir.VectorType):
+    """The mask of those lanes whose number is less than `count`, which fits in 32 bits."""
+    numbers = ir.VectorType(ir.IntType(32), kind.count)
+    lanes = ir.Constant(numbers, [numbers.element(i) for i in range(kind.count)])
+    return builder.icmp_signed("<", lanes, spread(builder, builder.trunc(count, numbers.element), numbers))
+
+
+def load(builder, place, kind: ir.VectorType, mask=None):
+    """The register at `place`, a pointer to its first element; lanes outside the mask are 0, and not read."""
+    place = builder.bitcast(place, kind.as_pointer())
+    if mask is None:
+        return builder.load(place, align=_itemsize(kind))
+    return _masked(builder, "load", kind, kind, [place, ir.IntType(32)(_itemsize(kind)), mask, constant(kind, 0.0)])
+
+
+def store(builder, value, place, mask=None) -> None:
+    """Write the register to `place`; what lies outside the mask is not touched."""
+    kind = value.type
+    place = builder.bitcast(place, kind.as_pointer())
+    if mask is None:
+        builder.store(value, place, align=_itemsize(kind))
+    else:
+        _masked(builder, "store", kind, ir.VoidType(), [value, place, ir.IntType(32)(_itemsize(kind)), mask])
+
+
+def _masked(builder, action: str, kind: ir.VectorType, result: ir.Type, arguments: list):
+    name = f"llvm.masked.{action}.v{kind.count}f{8 * _itemsize(kind)}.p0"
+    signature = ir.FunctionType(result, [x.type for x in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), arguments)
+
+
+def _itemsize(kind: ir.VectorType) -> int:
+    return 4 if kind.element == ir.FloatType() else 8
