@@ -26,6 +26,7 @@ from tinygrad_qkv.kernels.matmul import matmul
 from tinygrad_qkv.kernels.reductions import largest, smallest, total
 from tinygrad_qkv.kernels.rms_norm import rms_norm, rms_norm_pullback
 from tinygrad_qkv.kernels.scatter import scatter_add
+from tinygrad_qkv.kernels.select import select
 from tinygrad_qkv.kernels.softmax import log_softmax, log_softmax_pullback, softmax, softmax_pullback
 from tinygrad_qkv.kernels.special import erf
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
@@ -53,6 +54,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_pullback",
     "scatter_add",
+    "select",
     "set_num_threads",
     "sigmoid",
     "sigmoid_pullback",

@@ -30,13 +30,18 @@ def over_elements(kernel: Callable[..., None], x: np.ndarray, g: np.ndarray | No
         return out
     if g.shape != x.shape:
         shapes_fit(name, g=(g, x.shape))
-    if g.size > STRETCH and not any(g.strides):
-        g = np.full(STRETCH, g[(0,) * g.ndim])
-    g = contiguous(g, name)
+    g = line_of(g, name)
     if g.dtype is not line.dtype:
         one_dtype(name, line, g)
-    kernel(line, g.ravel(), out.ravel(), parallel=parallel)
+    kernel(line, g, out.ravel(), parallel=parallel)
     return out
+
+
+def line_of(x: np.ndarray, name: str) -> np.ndarray:
+    """The elements of x as a line (n,), or one stretch of them where they are one number, spread by broadcasting."""
+    if x.size > STRETCH and not any(x.strides):
+        x = np.full(STRETCH, x[(0,) * x.ndim])
+    return contiguous(x, name).ravel()
 
 
 def unary(scalar: types.Type) -> tuple[types.Type, ...]:

@@ -9,7 +9,7 @@ from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_add
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
-STRIP = 64  # columns that one task adds up: whole cache lines, so that threads do not write into the same ones
+STRIP = 128  # columns that one task adds up: whole cache lines, so that threads do not write into the same ones
 
 
 def scatter_add(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:

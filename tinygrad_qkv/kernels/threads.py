@@ -30,6 +30,7 @@ PARALLEL_FROM = {
     "scatter": 2**17,  # elements added
     "gather": 2**19,  # elements; fewer go to NumPy
     "elementwise": 2**16,  # elements
+    "select": 2**13,  # elements of the mask; fewer go to NumPy
     "reductions": 2**15,  # elements; fewer go to NumPy
     "tanh": 2**12,  # elements; fewer go to NumPy
     "adam": 2**16,  # elements

@@ -24,9 +24,16 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     a, b, x, y = pair(a, b)
     for v in (x, y):
         broadcast_together(keep.shape, np.shape(v))
-    rules = (lambda g, keep: np.where(keep, g, 0), lambda g, keep: np.where(keep, 0, g))
     formulas = ("da = where(keep, g, 0)", "db = where(keep, 0, g)")
-    return record(np.where(keep, x, y), "where", (a, b), (keep,), rules, formulas)
+    return record(kernels.select(keep, x, y), "where", (a, b), (keep,), WHERE_RULES, formulas)
+
+
+def _select(keep: np.ndarray, a: Any, b: Any) -> Any:
+    """np.where, by the kernel unless it is to be recorded."""
+    return np.where(keep, a, b) if isinstance(a, Tensor) or isinstance(b, Tensor) else kernels.select(keep, a, b)
+
+
+WHERE_RULES = (lambda g, keep: _select(keep, g, 0), lambda g, keep: _select(keep, 0, g))
 
 
 def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
@@ -75,7 +82,7 @@ def clip(x: Operand, low: Operand = None, high: Operand = None) -> Tensor:
     x, v = floating(x) if isinstance(low, float) or isinstance(high, float) else numeric(x)
     inside = (v >= (-np.inf if low is None else low)) & (v <= (np.inf if high is None else high)) | np.isnan(v)
     y = np.clip(v, low, high).astype(v.dtype, copy=False)
-    rule = lambda g, inside: np.where(inside, g, 0)
+    rule = lambda g, inside: _select(inside, g, 0)
     return record(y, "clip", (x,), (inside,), (rule,), ("dx = where(inside, g, 0)",))
 
 
