@@ -11,7 +11,8 @@ from tinygrad_qkv import ops
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import init
 from tinygrad_qkv.nn.arguments import sizes
-from tinygrad_qkv.nn.dot_product import AttentionRecord, all_finite
+from tinygrad_qkv.nn.dot_product import AttentionRecord
+from tinygrad_qkv.nn.fused_path import all_finite
 from tinygrad_qkv.nn.masks import MaskWords, refuse_unknown, seen_keys
 from tinygrad_qkv.nn.module import Module, Parameter
 from tinygrad_qkv.ops.selection import probability

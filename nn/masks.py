@@ -5,6 +5,7 @@ B is the batch, H the heads, T the query positions, S the key positions; scores 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -22,9 +23,10 @@ class MaskWords(TypedDict, total=False):
     bias          floats that are added to the scores; -inf is a mask like any other, and gradients flow
     lengths       (B,) integers: the keys from that number on are padding, for every query of the sequence
     is_causal     a query sees the keys at its own position and before
-    q_positions   (T,) or (B, T) integers, k_positions (S,) or (B, S), for is_causal.  By default keys stand at
-                  0..S-1, and the last query at the position of the last key, the others just before it: right for a
-                  KV cache, and with T > S the first queries see nothing
+    window        a query sees the keys at most so many positions away, on both sides unless is_causal: 0 is its own
+    q_positions   (T,) or (B, T) integers, k_positions (S,) or (B, S), for is_causal and window.  By default keys stand
+                  at 0..S-1, and the last query at the position of the last key, the others just before it: right for
+                  a KV cache, and with T > S the first queries see nothing
     """
 
     attend: Any
@@ -32,18 +34,38 @@ class MaskWords(TypedDict, total=False):
     bias: Any
     lengths: Any
     is_causal: bool
+    window: int | None
     q_positions: Any
     k_positions: Any
 
 
+FAR = 2**62  # further than any two positions
+
+
 class Mask(NamedTuple):
-    """Which scores count (`keep`, a boolean array, None for all) and what is added to them."""
+    """The masks of one call, checked, each as small as it was given; None for what is absent.
 
-    keep: Any
-    bias: Tensor | None
+    Leading axes line up with those of the scores (..., T, S), sizes of 1 included.
+    """
+
+    attend: np.ndarray | None = None  # boolean, broadcasts to (..., T, S)
+    bias: Tensor | None = None  # broadcasts to (..., T, S)
+    lengths: np.ndarray | None = None  # (...)
+    positions: tuple[np.ndarray, np.ndarray] | None = None  # (..., T) and (..., S)
+    reach: tuple[int, int] = (-FAR, FAR)  # a key is seen where reach[0] <= q_position - k_position <= reach[1]
+
+    def keep(self, keys: int) -> np.ndarray | None:
+        """All masks but the bias as one boolean array that broadcasts to (..., T, S); None where nothing is hidden."""
+        masks = [] if self.attend is None else [self.attend]
+        if self.lengths is not None:
+            masks.append(np.arange(keys) < self.lengths[..., None, None])
+        if self.positions is not None:
+            distance = self.positions[0][..., :, None] - self.positions[1][..., None, :]
+            masks.append((self.reach[0] <= distance) & (distance <= self.reach[1]))
+        return functools.reduce(np.logical_and, masks) if masks else None
 
 
-def combine(
+def read(
     shape: tuple[int, ...],
     *,
     attend: Any = None,
@@ -51,41 +73,46 @@ def combine(
     bias: Any = None,
     lengths: Any = None,
     is_causal: bool = False,
+    window: int | None = None,
     q_positions: Any = None,
     k_positions: Any = None,
 ) -> Mask:
-    """All masks of one call for scores of `shape` (..., T, S): a key counts where every one of them lets it."""
-    masks = []
-    if attend is not None:
-        masks.append(_boolean(attend, "attend", shape))
+    """The masks of one call for scores of `shape` (..., T, S): a key counts where every one of them lets it."""
+    allowed = None if attend is None else _boolean(attend, "attend", shape)
     if ignore is not None:
-        masks.append(~_boolean(ignore, "ignore", shape))
+        others = ~_boolean(ignore, "ignore", shape)
+        allowed = others if allowed is None else allowed & others
+    reach = _reach(is_causal, window)
+    positions = None
+    if reach is not None:
+        positions = _all_positions(q_positions, k_positions, shape)
+    elif q_positions is not None or k_positions is not None:
+        raise ValueError(
+            "q_positions and k_positions say where a causal mask or a window lies; pass is_causal=True or window="
+        )
+    return Mask(
+        allowed,
+        None if bias is None else _bias(bias, shape),
+        None if lengths is None else _lengths(lengths, shape),
+        positions,
+        reach or (-FAR, FAR),
+    )
+
+
+def keep_and_bias(mask: Mask, keys: int) -> tuple[np.ndarray | None, Tensor | None]:
+    """Which scores count (None for all), and what is added to them: finite, since -inf in it has become a mask."""
+    keep, bias = mask.keep(keys), mask.bias
     if bias is not None:
-        bias = _bias(bias, shape)
         barred = np.isneginf(bias.data)
         if barred.any():
-            masks.append(~barred)
-            bias = ops.where(barred, 0, bias)  # finite, so that the common way through attention stays open
-    if lengths is not None:
-        masks.append(_within_lengths(lengths, shape))
-    if not isinstance(is_causal, (bool, np.bool_)):
-        raise TypeError(
-            f"is_causal is True or False, got {type(is_causal).__name__}; a mask goes into attend= (True may look) or "
-            "ignore= (True may not)"
-        )
-    if is_causal:
-        masks.append(_causal(q_positions, k_positions, shape))
-    elif q_positions is not None or k_positions is not None:
-        raise ValueError("q_positions and k_positions say where a causal mask lies; pass is_causal=True with them")
-    keep = masks[0] if masks else None
-    for mask in masks[1:]:
-        keep = keep & mask
-    return Mask(None if keep is None or keep.all() else keep, bias)
+            keep = ~barred if keep is None else keep & ~barred
+            bias = ops.where(barred, 0, bias)  # so that the common way through attention stays open
+    return None if keep is None or keep.all() else keep, bias
 
 
 def seen_keys(shape: tuple[int, ...], masks: MaskWords) -> Any:
     """(..., S): the keys that a query of any head may look at, for scores (..., H, T, S); None if nothing is masked."""
-    keep = combine(shape, **masks).keep
+    keep, _ = keep_and_bias(read(shape, **masks), shape[-1])
     return None if keep is None else np.broadcast_to(keep, shape).any((-3, -2))
 
 
@@ -163,24 +190,36 @@ def _along_batch(array: np.ndarray, word: str, shape: tuple[int, ...], own: int)
     return array.reshape(batch + (1,) * (len(lead) - len(batch)) + array.shape[array.ndim - own :]) if batch else array
 
 
-def _within_lengths(lengths: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """(B, 1, 1, S): True for the keys before each sequence's length."""
+def _lengths(lengths: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """(B, 1): how many keys of each sequence are no padding."""
     counts = _integers(lengths, "lengths")
     if counts.size and (counts.min() < 0 or counts.max() > shape[-1]):
         raise ValueError(f"lengths lie between 0 and S = {shape[-1]} keys, got {counts.min()} to {counts.max()}")
-    return np.arange(shape[-1]) < _along_batch(counts, "lengths", shape, own=0)[..., None, None]
+    return _along_batch(counts, "lengths", shape, own=0)
 
 
-def _causal(q_positions: Any, k_positions: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """(..., T, S): True where the query's position is the key's or a later one."""
+def _reach(is_causal: Any, window: Any) -> tuple[int, int] | None:
+    """The least and the most that a query may lie behind a key that it sees; None where positions do not matter."""
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise TypeError(
+            f"is_causal is True or False, got {type(is_causal).__name__}; a mask goes into attend= (True may look) or "
+            "ignore= (True may not)"
+        )
+    if window is None:
+        return (0, FAR) if is_causal else None
+    if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 0:
+        raise ValueError(f"window is a number of positions, an integer from 0, got {window!r}")
+    return (0 if is_causal else -int(window)), int(window)
+
+
+def _all_positions(q_positions: Any, k_positions: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(..., T) and (..., S): where queries and keys stand."""
     T, S = shape[-2:]
     keys = _positions(np.arange(S) if k_positions is None else k_positions, "k_positions", "S", S, shape)
-    if q_positions is None:
-        last = keys[..., -1:] if S else np.full(1, -1)
-        queries = last + np.arange(1 - T, 1)
-    else:
-        queries = _positions(q_positions, "q_positions", "T", T, shape)
-    return queries[..., :, None] >= keys[..., None, :]
+    if q_positions is not None:
+        return _positions(q_positions, "q_positions", "T", T, shape), keys
+    last = keys[..., -1:] if S else np.full(1, -1)
+    return last + np.arange(1 - T, 1), keys
 
 
 def _positions(values: Any, word: str, axis: str, n: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tinygrad_qkv import kernels as k
 from tinygrad_qkv.kernels import threads
+from tinygrad_qkv.kernels.attention_rules import AttentionRules
 
 WIDTH = 251  # of a row; no multiple of a vector
 CLASSES = 37
@@ -117,8 +118,23 @@ def _adam_step(n: int) -> Callable[[], list[Any]]:
     return step
 
 
+def _attention(n: int, backward: bool = False) -> Callable[[], Iterable[Any]]:
+    """Many rules at once, on narrow heads, so that there are many tiles."""
+    T = max(3, round((n / 8) ** 0.5))
+    q, g = np.random.default_rng(0).standard_normal((2, 1, 2, T, 2), np.float32)
+    kv = np.random.default_rng(1).standard_normal((2, 1, 1, T, 2), np.float32)
+    positions = np.arange(T)[None]
+    rules = AttentionRules(softcap=2.0, bias=q[..., :1], positions=(positions, positions), least=-9, dropout_p=0.2)
+    out, lse = k.attention(q, *kv, rules)
+    if backward:
+        return lambda: k.attention_pullback(g, q, *kv, out, lse, rules, True)
+    return lambda: k.attention(q, *kv, rules)
+
+
 CALLS = {
     "adam_step": Call("adam", _adam_step),
+    "attention": Call("attention", _attention),
+    "attention_pullback": Call("attention", lambda n: _attention(n, backward=True)),
     "cross_entropy": Call("cross_entropy", _cross_entropy),
     "cross_entropy_pullback": Call("cross_entropy", _cross_entropy_pullback),
     "dropout": plain("dropout", k.dropout, 1, 0.3, 12345),

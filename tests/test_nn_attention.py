@@ -1,5 +1,6 @@
 """Attention against a loop in float64: masks and their combinations, rows without a key, NaN behind masks, records."""
 
+import functools
 import itertools
 import math
 
@@ -13,6 +14,14 @@ from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
 B, H, T, S, D_K, D_V = 2, 3, 5, 7, 4, 6
 NAN, INF = math.nan, math.inf
 attention = F.scaled_dot_product_attention
+
+
+@pytest.fixture(autouse=True, params=["tensor", "fused"])
+def path(request, monkeypatch):
+    """Every test runs on both paths."""
+    on_path = functools.partial(F.scaled_dot_product_attention, path=request.param)
+    monkeypatch.setitem(globals(), "attention", on_path)
+    return request.param
 
 
 def numbers(*shape, seed=0):
@@ -321,7 +330,7 @@ def test_three_axes_broadcast_and_never_group():
         ({"is_causal": True, "q_positions": np.arange(S)}, ValueError, r"q_positions have shape \(T,\) or \(B, T\)"),
         ({"scale": Tensor(1.0)}, TypeError, "multiply q"),
         ({"dropout_p": 1.5}, ValueError, "probability"),
-        ({"path": "fused"}, ValueError, "None or one of .*tensor"),
+        ({"path": "fast"}, ValueError, "None or one of .*tensor.*fused"),
         ({"need": "weights"}, TypeError, "tuple"),
         ({"need": True}, TypeError, "tuple.*got True.*need=.'weights',."),
         ({"need": ("weigths",)}, ValueError, "weigths.*weights"),

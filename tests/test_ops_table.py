@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import op_rows_attention
 import op_rows_elementwise
 import op_rows_reductions
 import op_rows_shapes
@@ -18,7 +19,7 @@ from tinygrad_qkv.autograd import OUTPUT, Node, ancestry, record
 from tinygrad_qkv.derivatives import GradientError
 from tinygrad_qkv.formulas import evaluate, rule_values
 
-ROWS = [*op_rows_elementwise.ROWS, *op_rows_reductions.ROWS, *op_rows_shapes.ROWS]
+ROWS = [*op_rows_attention.ROWS, *op_rows_elementwise.ROWS, *op_rows_reductions.ROWS, *op_rows_shapes.ROWS]
 DIFFERENTIABLE = [row for row in ROWS if row.gradient]
 
 

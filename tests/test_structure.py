@@ -246,7 +246,10 @@ def test_importing_the_engine_imports_nothing_above_it():
 
 BUILDING_BLOCKS = {
     f"tinygrad_qkv/kernels/{name}.py"
-    for name in ("panels", "passes", "random_bits", "rows", "scalars", "simd", "vectors")
+    for name in (
+        *("attention_masks", "attention_tiles", "panels", "passes", "random_bits", "rows", "scalars", "simd"),
+        *("transposes", "vectors"),
+    )
 }
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv import kernels
+from tinygrad_qkv.kernels.attention_rules import visible
 
 
 def evaluate(formula: str, values: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
@@ -188,6 +189,11 @@ def _kept(g: np.ndarray, p: float, seed: int) -> np.ndarray:
     return kernels.dropout(np.ones_like(g), p, seed) != 0
 
 
+def _dropped(x: np.ndarray, rules: Any) -> np.ndarray:
+    """x after the dropout of attention's rules."""
+    return kernels.dropout(x, rules.dropout_p, rules.seed)
+
+
 FUNCTIONS: dict[str, Callable] = {
     "exp": np.exp,
     "log": np.log,
@@ -228,4 +234,10 @@ FUNCTIONS: dict[str, Callable] = {
     "add_at": _add_at,
     "add_rows": _add_rows,
     "kept": _kept,
+    "dropped": _dropped,
+    "capped": lambda S, rules: rules.softcap * np.tanh(S / rules.softcap),
+    "cap_slope": lambda S, rules: 1 - np.tanh(S / rules.softcap) ** 2,
+    "visible": visible,
+    "per_head": lambda x, q: np.repeat(x, q.shape[1] // x.shape[1], 1),
+    "per_group": lambda x, k: np.sum(x.reshape(*k.shape[:2], -1, *x.shape[2:]), 2),
 }

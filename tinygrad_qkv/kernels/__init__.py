@@ -17,6 +17,7 @@ from tinygrad_qkv.kernels.activations import (
     tanh_pullback,
 )
 from tinygrad_qkv.kernels.adam import adam_step
+from tinygrad_qkv.kernels.attention import attention, attention_pullback
 from tinygrad_qkv.kernels.cross_entropy import cross_entropy, cross_entropy_pullback
 from tinygrad_qkv.kernels.dropout import dropout
 from tinygrad_qkv.kernels.gather import gather
@@ -33,6 +34,8 @@ from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "adam_step",
+    "attention",
+    "attention_pullback",
     "cross_entropy",
     "cross_entropy_pullback",
     "dropout",

@@ -35,6 +35,7 @@ PARALLEL_FROM = {
     "tanh": 2**12,  # elements; fewer go to NumPy
     "adam": 2**16,  # elements
     "dropout": 2**15,  # elements
+    "attention": 2**18,  # multiply-adds
 }
 
 _count: int | None = None  # what set_num_threads was given; None leaves numba's own setting alone

@@ -93,9 +93,14 @@ def dropout(x: Operand, p: float, generator: np.random.Generator | None = None) 
     the pullback makes the same choice again, so no mask is stored.
     Source: Srivastava et al. 2014, in the scaled form that needs nothing at inference.
     """
-    x, v = floating(x)
     p = probability(p)
-    return x if p == 0 else _dropped(x, v, p, dropout_seed(generator))
+    return dropout_by_seed(x, p, dropout_seed(generator) if p else 0)
+
+
+def dropout_by_seed(x: Operand, p: float, seed: int) -> Tensor:
+    """Dropout of which the seed is known: the same elements for the same seed and shape."""
+    x, v = floating(x)
+    return x if p == 0 else _dropped(x, v, p, seed)
 
 
 def _dropped(x: Tensor, v: np.ndarray, p: float, seed: int) -> Tensor:

@@ -1,0 +1,204 @@
+"""Fused attention, forward: an online softmax over tiles of keys, one strip of queries at a time."""
+
+import numpy as np
+from numba import prange
+from numba.core import types
+
+from tinygrad_qkv.kernels.attention_masks import HIDDEN, PARTLY, drop_tile, finish_scores, sight
+from tinygrad_qkv.kernels.attention_tiles import (
+    ADD,
+    SET,
+    any_strides,
+    close,
+    matrix,
+    rows_times,
+    scratch,
+    tile_exp,
+    tile_max,
+)
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.scalars import exp, of_rank, rank
+from tinygrad_qkv.kernels.simd import tile_product
+from tinygrad_qkv.kernels.transposes import transpose
+
+
+def rule_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    """The types of the arguments from `sink` to `seed`, which forward and backward share."""
+    i8, pair = types.int64, types.UniTuple(types.int64, 2)
+    arrays = array_in(i8, 1), array_in(types.boolean, 4, "A"), array_in(scalar, 4, "A")
+    places = array_in(i8, 2, "A"), array_in(i8, 3, "A"), pair
+    return (*arrays, *places, *[scalar] * 2, types.boolean, types.uint32, scalar, types.uint64)
+
+
+def _types(scalar: types.Type) -> tuple[types.Type, ...]:
+    arrays = *[array_in(scalar, 4, "A")] * 3, array_out(scalar, 4, "A"), array_out(scalar, 3), array_in(scalar, 1)
+    return (*arrays, *[types.intp] * 3, *rule_types(scalar))
+
+
+@kernel(arguments=_types)
+def _forward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    sink,
+    height,
+    width,
+    strips_a_task,
+    ends,
+    keep,
+    bias,
+    positions,
+    bounds,
+    reach,
+    scale,
+    softcap,
+    masked,
+    drop_limit,
+    drop_scale,
+    seed,
+):
+    """out (B, H, T, d_v) and lse (B, H, T) of q (B, H, T, d_k), k (B, H_kv, S, d_k), v (B, H_kv, S, d_v).
+
+    for each batch entry, head and strip of `height` queries, in parallel:
+        for each tile of `width` keys that the strip sees:
+            scores = q k^T; top = max(top, scores); weights = exp(scores - top)
+            total, out = (total, out) * exp(old top - top) + (sum(weights), weights v)
+        out /= total; lse = top + log(total)
+    """
+    strips, shared = (q.shape[2] + height - 1) // height, q.shape[1] // k.shape[1]
+    count = q.shape[0] * q.shape[1] * strips
+    for task in prange((count + strips_a_task - 1) // strips_a_task):
+        room = scratch(k.shape[3] * width + height * width + height * (v.shape[3] + 5), q)
+        marks = np.empty(height * width if masked else 0, np.uint8)
+        for n in range(task * strips_a_task, min(task * strips_a_task + strips_a_task, count)):
+            b, h, i = n // (strips * q.shape[1]), n // strips % q.shape[1], n % strips
+            # Long and short ones in turn: with a causal mask later queries see more keys.
+            i = i // 2 if i % 2 == 0 else strips - 1 - i // 2
+            _strip(
+                q[b, h],
+                k[b, h // shared, : ends[b]],
+                v[b, h // shared],
+                out[b, h],
+                lse[b, h],
+                sink[h] if sink.size > 0 else -np.inf,
+                i,
+                height,
+                width,
+                keep[b, h],
+                bias[b, h],
+                close(positions[b]),
+                bounds[b],
+                reach,
+                scale,
+                softcap,
+                masked,
+                drop_limit,
+                drop_scale,
+                seed,
+                ((b * q.shape[1] + h) * q.shape[2] + i * height) * k.shape[2],
+                k.shape[2],
+                room,
+                marks,
+            )
+
+
+@kernel
+def _strip(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    sink,
+    strip,
+    height,
+    width,
+    keep,
+    bias,
+    positions,
+    bounds,
+    reach,
+    scale,
+    softcap,
+    masked,
+    drop_limit,
+    drop_scale,
+    seed,
+    number,
+    step,
+    room,
+    marks,
+):
+    i0, i1 = strip * height, min(strip * height + height, q.shape[0])
+    rows, depth, strips = i1 - i0, k.shape[1], (q.shape[0] + height - 1) // height
+    queries = any_strides(q[i0:i1].T)
+    lines, mix = matrix(room, 5, rows), matrix(room[5 * height :], rows, v.shape[1])
+    top, total, shift, shrink, sums = lines[0], lines[1], lines[2], lines[3], lines[4]
+    room = room[5 * height + height * v.shape[1] :]
+    mix[...] = 0
+    top[...] = sink
+    total[...] = 1 if sink > -np.inf else 0
+    plain = bias.size == 0 and softcap == 0 and scale > 0  # then the exponential takes the scale
+    for j0 in range(0, k.shape[0], width):
+        columns = min(width, k.shape[0] - j0)
+        seen = matrix(marks, rows if masked else 0, columns)
+        state = sight(keep, positions, bounds, reach, q.shape[0], strip, strips + j0 // width, i0, j0, seen)
+        if state == HIDDEN:
+            continue
+        turned, scores = matrix(room, depth, columns), matrix(room[depth * width :], rows, columns)
+        transpose(any_strides(k[j0 : j0 + columns]), any_strides(turned))
+        tile_product(queries, any_strides(turned), any_strides(scores), SET)
+        factor = scale
+        if state == PARTLY or not plain:
+            finish_scores(scores, scores, bias, i0, j0, scale, softcap, state == PARTLY, seen)
+            factor = scores.dtype.type(1)
+        tile_max(scores, shift)
+        _raise_tops(top, shift, factor, shrink)
+        tile_exp(scores, factor, shift, sums)
+        _grow(total, shrink, sums)
+        rows_times(mix, shrink)
+        if drop_scale > 0:
+            drop_tile(scores, number + j0, step, drop_limit, drop_scale, seed)
+        tile_product(any_strides(scores.T), any_strides(v[j0 : j0 + columns]), any_strides(mix), ADD)
+    for i in range(rows):
+        # Without a mask, scores of -inf alone have no softmax, and all is NaN; behind one there is nothing to see.
+        empty = total[i] == 0
+        share = 1 / total[i] if not (empty and masked) else 0
+        _finish_row(mix[i], share, close(out[i0 + i]))
+        lse[i0 + i] = top[i] + np.log(total[i]) if masked or not empty else np.nan
+
+
+def _raise_tops_plain(top, shift, factor, shrink):
+    new = np.maximum(top, shift * factor)
+    shift[:] = np.where(new == -np.inf, 0, new)
+    shrink[:], top[:] = np.exp(top - shift), new
+
+
+@kernel(plain=_raise_tops_plain)
+def _raise_tops(top, shift, factor, shrink):
+    """Takes the maxima of the raw scores in `shift`: raises top to them, and says what to subtract and to shrink by."""
+    for i in range(top.shape[0]):
+        old = top[i]
+        new = of_rank(max(rank(old), rank(shift[i] * factor)))
+        shift[i] = 0 if new == -np.inf else new  # nothing seen yet: exp(-inf) is the 0 that is wanted
+        shrink[i] = exp(old - shift[i])
+        top[i] = new
+
+
+def _grow_plain(total, shrink, sums):
+    total[:] = total * shrink + sums
+
+
+@kernel(plain=_grow_plain)
+def _grow(total, shrink, sums):
+    for i in range(total.shape[0]):
+        total[i] = total[i] * shrink[i] + sums[i]
+
+
+@kernel(plain=lambda mix, share, out: np.multiply(mix, share, out=out))
+def _finish_row(mix, share, out):
+    """out = mix * share; 0 for a query that sees no key."""
+    for j in range(mix.shape[0]):
+        out[j] = mix[j] * share
