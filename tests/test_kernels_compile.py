@@ -275,11 +275,11 @@ def compile_two(folder="folder", seconds=(0.6, 1.5)):
 def test_a_first_run_shows_what_it_compiles_in_a_line_that_vanishes(saying):
     err = saying(Terminal())
     progress.begin("a.quick (serial)")
-    assert err.screen() == ["tinygrad_qkv: compiling a.quick (serial) ..."]
+    assert err.screen() == ["tinygrad_qkv: compiling kernel 1, a.quick (serial) ..."]
     progress.end("a.quick (serial)", 0.6, "folder")
     assert err.screen() == [""]
     progress.begin("b.slow (parallel)")
-    assert err.screen() == ["tinygrad_qkv: compiling b.slow (parallel), 1 before it in 1 s ..."]
+    assert err.screen() == ["tinygrad_qkv: compiling kernel 2, b.slow (parallel) ..."]
     progress.end("b.slow (parallel)", 1.5, "folder")
     stays = "tinygrad_qkv: compiling numerical kernels for this machine; later runs load them from folder"
     assert err.screen() == [stays, ""]

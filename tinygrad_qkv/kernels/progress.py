@@ -19,8 +19,7 @@ _shown = ""  # what stands in the terminal's vanishing line
 def begin(label: str) -> None:
     """Note that a kernel is being compiled."""
     if not silent and _on_terminal():
-        so_far = f", {_kernels} before it in {_seconds:.0f} s" if _kernels else ""
-        _show(f"tinygrad_qkv: compiling {label}{so_far} ...")
+        _show(f"tinygrad_qkv: compiling kernel {_kernels + 1}, {label} ...")
 
 
 def end(label: str, seconds: float, folder: str | None) -> None:
