@@ -26,7 +26,7 @@ from tinygrad_qkv.nn.losses import (
     NLLLoss,
 )
 from tinygrad_qkv.nn.module import Module, Parameter
-from tinygrad_qkv.nn.normalisation import LayerNorm
+from tinygrad_qkv.nn.normalisation import LayerNorm, RMSNorm
 from tinygrad_qkv.nn.transformer import SinusoidalPositions, TransformerBlock
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "NLLLoss",
     "Parameter",
     "QKVProjection",
+    "RMSNorm",
     "ReLU",
     "Sequential",
     "SiLU",

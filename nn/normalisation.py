@@ -25,3 +25,18 @@ class LayerNorm(Module):
 
     def forward(self, x: Any) -> Tensor:
         return F.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """Each row of x (..., width) divided by the root of its mean square, times weight (width,).
+
+    `eps` stands inside the root.  Source: Zhang, Sennrich 2019.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        (self.width,) = sizes("RMSNorm", width=width)
+        self.eps = eps
+        self.weight = Parameter(init.ones((width,)))
+
+    def forward(self, x: Any) -> Tensor:
+        return F.rms_norm(x, self.weight, self.eps)

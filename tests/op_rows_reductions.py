@@ -1,4 +1,4 @@
-"""Rows of the table of ops: reductions, softmax, layer norm and cross-entropy."""
+"""Rows of the table of ops: reductions, softmax, norms and cross-entropy."""
 
 from typing import Any
 
@@ -67,6 +67,10 @@ def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float =
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias
 
 
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
 SHAPES = ((-1, (3, 5)), (0, (3, 5)), (1, (2, 3, 5)), (-1, (3, 1)), (0, ()), (-1, (2, 0)), (0, (7,)), (0, (0, 3)))
 NORMALISATION = [
     *(row("softmax", (normal(*shape),), softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES),
@@ -76,6 +80,11 @@ NORMALISATION = [
         for shape in ((3, 5), (5,), (2, 3, 7), (0, 3), (3, 1))
     ),
     row("layer_norm", (normal(3, 5), normal(5), normal(5)), layer_norm, 0.5),
+    *(
+        row("rms_norm", (normal(*shape), normal(shape[-1])), rms_norm, note=f"{shape}")
+        for shape in ((3, 5), (5,), (2, 3, 7), (0, 3), (3, 1))
+    ),
+    row("rms_norm", (normal(3, 5), normal(5)), rms_norm, 0.5),
 ]
 
 

@@ -79,6 +79,15 @@ def test_layer_norm_by_hand():
     check_grad(lambda x, w, b: F.layer_norm(x, w, b), numbers(2, 5), numbers(5), numbers(5))
 
 
+def test_rms_norm_by_hand():
+    norm = nn.RMSNorm(4, eps=0.0)
+    norm.load_state_dict({"weight": [1.0, 2.0, 1.0, 10.0]})
+    root = math.sqrt(7.5)
+    np.testing.assert_allclose(norm([[1.0, 2.0, 3.0, 4.0]]), [[1 / root, 4 / root, 3 / root, 40 / root]], rtol=1e-6)
+    np.testing.assert_array_equal(nn.RMSNorm(3)(np.zeros((2, 3), np.float32)), np.zeros((2, 3)))
+    check_grad(lambda x, w: F.rms_norm(x, w), numbers(2, 5), numbers(5))
+
+
 def test_dropout_in_training_and_in_evaluation():
     layer, x = nn.Dropout(0.25), Tensor(np.ones((8, 64), np.float32), requires_grad=True)
     y = layer(x)

@@ -113,6 +113,7 @@ def test_plain_layers():
     x = numbers(B, T, D)
     weight, bias = numbers(11, D, seed=1), numbers(11, seed=2)
     compare(F.linear, TF.linear, x, weight, bias)
+    compare(F.rms_norm, lambda x, w: TF.rms_norm(x, (D,), w, 1e-5), x, numbers(D))
     compare(F.layer_norm, lambda x, w, b: TF.layer_norm(x, (D,), w, b), x, numbers(D), numbers(D, seed=1))
     ids = np.array([[0, 3, 3], [10, 0, 1]])
     compare(lambda w: F.embedding(w, ids), lambda w: TF.embedding(torch.tensor(ids), w), weight)

@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and layer norm at the edges of float32."""
+"""Softmax, log-softmax, layer norm and RMS norm at the edges of float32."""
 
 import warnings
 
@@ -132,3 +132,38 @@ def test_gradients_keep_their_own_dtype():
 def test_parameters_must_have_the_width_of_the_rows(x, w, b):
     with pytest.raises(ValueError, match="needs weight and bias of shape"):
         ops.layer_norm(np.ones(x), np.ones(w), np.ones(b))
+
+
+# ---- RMS norm
+
+
+def test_rms_norm_keeps_the_mean_and_puts_eps_inside_the_root():
+    y = ops.rms_norm(np.array([[3.0, 4.0], [0.0, 1e-3]]), np.array([1.0, -1.0]), eps=1e-6)
+    expected = [[3 / np.sqrt(12.5 + 1e-6), -4 / np.sqrt(12.5 + 1e-6)], [0, -1 / np.sqrt(1.5)]]
+    np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-12)
+
+
+def test_the_gradient_of_rms_norm_is_at_right_angles_to_the_row():
+    """With eps = 0 the length of a row does not matter."""
+    x, g = (np.random.default_rng(k).normal(size=(2, 4, 3)) for k in (0, 1))
+    _, dx, dw = value_and_gradients(lambda x, w: ops.rms_norm(x, w, 0.0), x, np.array([1.0, 2.0, 0.5]), weights=g)
+    np.testing.assert_allclose((dx * x).sum(-1), np.zeros((2, 4)), atol=1e-12)
+    np.testing.assert_allclose(dw, (g * x / np.sqrt((x * x).mean(-1, keepdims=True))).sum((0, 1)), rtol=1e-12)
+
+
+def test_rms_norm_of_zeros_integers_and_nothing():
+    x = Tensor(np.zeros((2, 3)), requires_grad=True)
+    ops.rms_norm(x, np.ones(3)).sum().backward()
+    np.testing.assert_allclose(np.asarray(x.grad), np.full((2, 3), 1e-5**-0.5))
+    assert ops.rms_norm([3, 4], np.ones(2, "f4")).dtype == np.float32
+    x = Tensor(np.zeros((3, 0)), requires_grad=True)
+    ops.rms_norm(x, np.zeros(0)).sum().backward()
+    assert x.grad.shape == (3, 0)
+
+
+def test_rms_norm_says_what_is_wrong():
+    for x, w in (((3, 4), (3,)), ((), (1,)), ((4,), ())):
+        with pytest.raises(ValueError, match=r"rms_norm of shape .* needs weight of shape"):
+            ops.rms_norm(np.ones(x), np.ones(w))
+    with pytest.raises(TypeError, match="float16 is for storage only"):
+        ops.rms_norm(np.ones(3, "f4"), np.ones(3, "f2"))

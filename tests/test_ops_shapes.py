@@ -172,6 +172,7 @@ LAYOUT_OPS = {
     "prod": lambda x: x.prod(1),
     "cumsum": lambda x: x.cumsum(1),
     "layer_norm": lambda x: ops.layer_norm(x, np.ones(4), np.zeros(4)),
+    "rms_norm": lambda x: ops.rms_norm(x, np.ones(4)),
     "cross_entropy": lambda x: ops.cross_entropy(x, TARGETS, reduction="none"),
     "embedding": lambda x: ops.embedding(x[0], [0, 2, 2]),
     "getitem": lambda x: x[:, [0, 0, 2]],

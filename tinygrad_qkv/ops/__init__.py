@@ -53,7 +53,7 @@ from tinygrad_qkv.ops.entropy import cross_entropy
 from tinygrad_qkv.ops.in_place import write
 from tinygrad_qkv.ops.indexing import add_at, add_rows, embedding, getitem, setitem, take_along_axis
 from tinygrad_qkv.ops.joining import cat, chunk, meshgrid, split, stack, unbind
-from tinygrad_qkv.ops.normalisation import layer_norm, log_softmax, softmax
+from tinygrad_qkv.ops.normalisation import layer_norm, log_softmax, rms_norm, softmax
 from tinygrad_qkv.ops.operands import is_numeric, tensor
 from tinygrad_qkv.ops.products import dot, einsum, matmul, outer, tensordot
 from tinygrad_qkv.ops.reductions import (
@@ -209,6 +209,7 @@ __all__ = [
     "relu",
     "repeat_interleave",
     "reshape",
+    "rms_norm",
     "roll",
     "rsqrt",
     "setitem",

@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and layer norm, each one pass of a kernel forward and one back."""
+"""Softmax, log-softmax, layer norm and RMS norm, each one call of a kernel forward and one back."""
 
 from __future__ import annotations
 
@@ -87,3 +87,34 @@ def _layer_norm_pullback(g: Any, x: Any, weight: Any, mu: Any, rstd: Any, eps: f
     dx = scale * (gw - np.mean(gw, axis=-1, keepdims=True) - xhat * np.mean(gw * xhat, axis=-1, keepdims=True))
     leading = tuple(range(x.ndim - 1))
     return dx, np.sum(g * xhat, axis=leading), np.sum(g, axis=leading)
+
+
+def rms_norm(x: Operand, weight: Operand, eps: float = 1e-5) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis: x (..., D), weight (D,).
+
+    Source: Zhang, Sennrich 2019.
+    """
+    x, v = floating(x)
+    x = x if v is x._data else Tensor.wrap(v)  # integers: the rules read the floats
+    (weight, w), eps = numeric(weight), float(eps)
+    if v.ndim == 0 or weight.shape != v.shape[-1:]:
+        raise ValueError(f"rms_norm of shape {v.shape} needs weight of shape {v.shape[-1:]}, got {weight.shape}")
+    y, rrms = kernels.rms_norm(_rows(v), np.asarray(w, dtype=v.dtype), eps)
+    formulas = (
+        "gw = g * weight; dx = rrms * (gw - x * rrms * mean(gw * x * rrms, -1))",
+        "dweight = g * x * rrms",
+    )
+    saved = (x, weight, rrms.reshape(*v.shape[:-1], 1), eps)
+    return record(y.reshape(v.shape), "rms_norm", (x, weight), saved, _rms_norm_pullback, formulas)
+
+
+def _rms_norm_pullback(g: Any, x: Any, weight: Any, rrms: Any, eps: float) -> tuple[Any, Any]:
+    """Both gradients: by the kernel on arrays, composed on Tensors (rrms then is a function of x)."""
+    if isinstance(g, np.ndarray):
+        rows, w = _rows(x), np.asarray(weight, dtype=x.dtype)
+        dx, dweight = kernels.rms_norm_pullback(g.reshape(rows.shape), rows, w, rrms.ravel())
+        return dx.reshape(x.shape), dweight
+    scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    xhat, gw = x * scale, g * weight
+    dx = scale * (gw - xhat * np.mean(gw * xhat, axis=-1, keepdims=True))
+    return dx, np.sum(g * xhat, axis=tuple(range(x.ndim - 1)))
