@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node, recorded_node
-from tinygrad_qkv.kernels.buffers import is_whole
+from tinygrad_qkv.kernels import total
+from tinygrad_qkv.kernels.buffers import empty, is_whole
 from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.memory import Memory
 from tinygrad_qkv.modes import grad_mode, switched
@@ -165,8 +166,10 @@ def _run_on_arrays(
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
     for node in order:
         g = grads.pop(node)
+        passed_on = node in owned and len(node.parents) == 1
         if node in wanted:
-            found[node] = Tensor.wrap(g if node in owned else np.array(g, order="C"))
+            found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
+            passed_on = False
         if node.value is not None and node.parents:
             node.grad = Tensor.wrap(g.copy())
         if node in ends:
@@ -183,12 +186,12 @@ def _run_on_arrays(
                 part = _fit(part, node, i, parent)
             if held is None:
                 grads[parent] = part
-                if part.size > COPIED_FREELY and is_whole(part) and _is_fresh(part, inputs, parts):
+                if part.size > COPIED_FREELY and _is_ours(part, inputs, parts, passed_on):
                     owned.add(parent)
             elif parent in owned:
                 held += part
             else:
-                grads[parent] = np.asarray(held + part)
+                grads[parent] = np.add(held, part, out=empty(part.shape, part.dtype))
                 owned.add(parent)
         if not retain_graph:
             node.saved, node.pullbacks, node.output = (), None, None
@@ -231,12 +234,32 @@ def _run_on_tensors(
     return found
 
 
-def _is_fresh(part: np.ndarray, inputs: tuple, parts: Sequence | None) -> bool:
-    """Whether a rule made this array for itself, so that adding into it in place changes nothing else."""
-    for value in inputs:  # by identity: == compares element by element
-        if part is value:
-            return False
-    return parts is None or sum(part is other for other in parts) == 1
+def _copy(g: np.ndarray) -> np.ndarray:
+    """The same numbers in C order."""
+    copy = empty(g.shape, g.dtype)
+    np.copyto(copy, g)
+    return copy
+
+
+def _is_ours(part: np.ndarray, inputs: tuple, parts: Sequence | None, passed_on: bool) -> bool:
+    """Whether nobody else sees the memory of what a rule returned, so that it may be added into in place.
+
+    The rule made it for itself, or turned and reshaped its g, which under `passed_on` nobody needs any more.
+    """
+    whole = _whole(part)
+    if whole.size != part.size or not is_whole(whole) or not part.flags.writeable:
+        return False
+    others = [*inputs[passed_on:], *(other for other in parts or () if other is not part)]
+    if parts is not None and sum(other is part for other in parts) > 1:
+        return False
+    return not any(isinstance(other, np.ndarray) and _whole(other) is whole for other in others)
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    """The array that this one is a view of, or itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _fit(part: Any, node: Node, i: int, parent: Node) -> Any:
@@ -252,7 +275,7 @@ def _fit(part: Any, node: Node, i: int, parent: Node) -> Any:
                 f"the operand has shape {parent.shape}"
             )
         axes = tuple(k for k, want in enumerate(padded) if want == 1 and (part.shape[k] != 1 or k < extra))
-        part = np.reshape(np.sum(part, axis=axes, keepdims=True), parent.shape)
+        part = np.reshape(np.sum(part, axis=axes) if isinstance(part, Tensor) else total(part, axes), parent.shape)
     if part.dtype != parent.dtype:
         if part.dtype.kind != "f":
             got = f"returned {part.dtype}; a gradient is made of floats, here {parent.dtype}"
