@@ -15,6 +15,7 @@ from tinygrad_qkv.nn.dot_product import AttentionRecord
 from tinygrad_qkv.nn.fused_path import all_finite
 from tinygrad_qkv.nn.masks import MaskWords, refuse_unknown, seen_keys
 from tinygrad_qkv.nn.module import Module, Parameter
+from tinygrad_qkv.ops.products import affine
 from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
@@ -89,11 +90,9 @@ class QKVProjection(Module):
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The three products with the learned matrices."""
-        q = query @ self.W_Q  # (..., T, heads * d_k)
-        k = key @ self.W_K  # (..., S, kv_heads * d_k)
-        v = value @ self.W_V  # (..., S, kv_heads * d_v)
-        if self.b_Q is not None:
-            q, k, v = q + self.b_Q, k + self.b_K, v + self.b_V
+        q = _mapped(query, self.W_Q, self.b_Q)  # (..., T, heads * d_k)
+        k = _mapped(key, self.W_K, self.b_K)  # (..., S, kv_heads * d_k)
+        v = _mapped(value, self.W_V, self.b_V)  # (..., S, kv_heads * d_v)
         return q, k, v
 
     def describe(self) -> str:
@@ -180,9 +179,7 @@ class MultiHeadAttention(QKVProjection):
         )
         heads, record = result if wanted else (result, None)
         joined = heads.swapaxes(-2, -3)  # (B, T, H, d_v)
-        output = joined.reshape(*joined.shape[:-2], self.num_heads * self.d_v) @ self.W_O
-        if self.b_O is not None:
-            output = output + self.b_O
+        output = _mapped(joined.reshape(*joined.shape[:-2], self.num_heads * self.d_v), self.W_O, self.b_O)
         if lone:
             output = output.squeeze(0)
             record = record and AttentionRecord(*(t if t is None else t.squeeze(0) for t in record))
@@ -204,6 +201,11 @@ class MultiHeadAttention(QKVProjection):
 
     def describe(self) -> str:
         return super().describe() + (f", dropout={self.dropout}" if self.dropout else "")
+
+
+def _mapped(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    """x @ W + b, or x @ W without a bias."""
+    return x @ W if b is None else affine(x, W, b)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

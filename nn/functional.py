@@ -27,6 +27,7 @@ from tinygrad_qkv.ops import (
     softplus,
     tanh,
 )
+from tinygrad_qkv.ops.products import affine
 from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
@@ -64,15 +65,14 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     x, weight = ops.tensor(x), ops.tensor(weight)
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x (..., in) = {x.shape} does not fit weight (out, in) = {weight.shape}")
-    y = x @ weight.mT
     if bias is None:
-        return y
+        return x @ weight.mT
     bias = ops.tensor(bias)
-    if bias.shape != y.shape[-1:]:
+    if bias.shape != weight.shape[:1]:
         raise ValueError(
             f"linear: bias {bias.shape} does not fit weight (out, in) = {weight.shape}; it has shape (out,)"
         )
-    return y + bias
+    return affine(x, weight.mT, bias)
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: np.random.Generator | None = None) -> Tensor:

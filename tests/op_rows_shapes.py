@@ -7,6 +7,7 @@ from op_table import ids, normal, row
 
 from tinygrad_qkv import ops
 from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
+from tinygrad_qkv.ops.products import affine
 
 SHAPES = [
     row("reshape", (normal(2, 3, 5),), np.reshape, (5, 6)),
@@ -273,6 +274,19 @@ MASKED = [
 PRODUCTS = [
     *MASKED,
     *(row("matmul", (normal(*a), normal(*b)), np.matmul, note=note) for note, (a, b) in MATMULS.items()),
+    *(
+        row(
+            "affine",
+            (normal(*lead, 3), weight, normal(5)),
+            lambda x, w, b: x @ w + b,
+            call=affine,
+            note=f"{note} {lead}",
+        )
+        for lead in ((7,), (2, 7), (), (0,))
+        for note, weight in (("weight", normal(3, 5)), ("transposed weight", normal(5, 3).T))
+    ),
+    row("affine", (normal(7, 3), normal(2, 3, 5), normal(5)), lambda x, w, b: x @ w + b, call=affine, note="batch"),
+    row("affine", (normal(7, 3), normal(3, 5), normal(7, 1)), lambda x, w, b: x @ w + b, call=affine, note="column"),
     *(row("dot", (normal(*a), normal(*b)), np.dot, note=note) for note, (a, b) in DOTS.items()),
     row("outer", (normal(3), normal(5)), np.outer),
     row("outer", (normal(3, 2), normal()), np.outer, note="flattened"),

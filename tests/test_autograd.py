@@ -85,6 +85,56 @@ def test_a_gradient_does_not_alias_what_an_op_saved():
     assert mask.tolist() == [1, 0] and y.grad.tolist() == [1, 0]
 
 
+# Large gradients are added into in place where nobody else sees them: in each case here somebody does.
+
+
+def test_parts_of_one_rule_that_look_into_each_other_stay_apart():
+    x, y = leaf(np.ones((61, 61))), leaf(np.ones((61, 61)))
+    first = x * 3.0  # its gradient reaches x last
+
+    def both(g):
+        d = g * np.arange(61.0)
+        return d, d.T
+
+    z = record(x.data + y.data, "both", (x, y), (), both, ("dx = g", "dy = g"))
+    (z.sum() + first.sum()).backward()
+    np.testing.assert_array_equal(y.grad, np.broadcast_to(np.arange(61.0)[:, None], (61, 61)))
+    np.testing.assert_array_equal(x.grad, y.grad.numpy().T + 3)
+
+
+def test_a_turned_saved_array_is_not_added_into():
+    mask = np.arange(61.0 * 67).reshape(67, 61)
+    x = leaf(np.ones((61, 67)))
+    first = x * 3.0
+    y = record(x.data * mask.T, "gate", (x,), (mask,), (lambda g, m: m.T,), ("dx = m.T",))
+    (y.sum() + first.sum()).backward()
+    np.testing.assert_array_equal(mask.ravel(), np.arange(61.0 * 67))
+    np.testing.assert_array_equal(x.grad, mask.T + 3)
+
+
+def test_the_gradient_of_an_inner_tensor_is_not_added_into_further_down():
+    x = leaf(np.ones((61, 67)))
+    first = x * 3.0
+    h = x.T
+    gh, gx = grad((h * 2.0).sum() + first.sum(), [h, x])
+    assert set(gh.numpy().ravel()) == {2} and set(gx.numpy().ravel()) == {5}
+
+
+def test_a_gradient_that_goes_to_two_operands_is_not_added_into():
+    x, y = leaf(np.ones((61, 67))), leaf(np.ones((61, 67)))
+    first = x * 3.0
+    (((x + y) * 5.0).sum() + first.sum()).backward()
+    assert set(x.grad.numpy().ravel()) == {8} and set(y.grad.numpy().ravel()) == {5}
+
+
+def test_a_leafs_gradient_lies_in_c_order_and_nobody_else_sees_it():
+    w, x = leaf(np.ones((61, 67))), leaf(np.ones((71, 67)))
+    (x @ w.mT).sum().backward()
+    for grad_of in (w.grad, x.grad):
+        assert grad_of.data.flags.c_contiguous and grad_of.data.flags.writeable
+    assert not np.shares_memory(w.grad.data, x.grad.data)
+
+
 def test_order_of_nodes_is_reverse_topological():
     x = leaf([1.0, 2.0])
     y = ((x * 2.0).exp() + x).sum()

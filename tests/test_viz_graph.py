@@ -332,7 +332,7 @@ def test_boxes_nest_as_the_calls_did_and_hold_their_parameters():
     assert inside == {
         "Model": {"Linear · embed", "Linear · layers.0", "Linear · layers.1", "relu", "matmul"},
         **{
-            f"Linear · {path}": {"matmul", "add", "swapaxes", f"{path}.weight", f"{path}.bias"}
+            f"Linear · {path}": {"affine", "swapaxes", f"{path}.weight", f"{path}.bias"}
             for path in ("embed", "layers.0", "layers.1")
         },
     }

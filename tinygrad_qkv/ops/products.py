@@ -11,7 +11,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import record
-from tinygrad_qkv.ops.arithmetic import astype, mul
+from tinygrad_qkv.ops.arithmetic import add, astype, mul
 from tinygrad_qkv.ops.indexing import getitem
 from tinygrad_qkv.ops.operands import Operand, promoted, tensor
 from tinygrad_qkv.ops.reductions import sum
@@ -56,14 +56,7 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype != b.dtype:  # the rules multiply what is saved here, and a kernel takes one dtype
         dtype = np.result_type(x, y)
         a, b = (t if t.dtype == dtype else astype(t, dtype) for t in (a, b))
-    return record(
-        _product(a._data, b._data),
-        "matmul",
-        (a, b),
-        (a, b),
-        (_matmul_left, _matmul_right),
-        ("da = g @ b.T", "db = a.T @ g"),
-    )
+    return record(_product(a._data, b._data), "matmul", (a, b), (a, b), MATMUL_RULES, ("da = g @ b.T", "db = a.T @ g"))
 
 
 def _matmul_left(g: Any, a: Any, b: Any) -> Any:
@@ -73,6 +66,8 @@ def _matmul_left(g: Any, a: Any, b: Any) -> Any:
 def _matmul_right(g: Any, a: Any, b: Any) -> Any:
     if b.ndim == 2 and a.ndim > 2:  # one matrix for the whole batch: sum over it inside the product
         a, g = np.reshape(a, (-1, a.shape[-1])), np.reshape(g, (-1, g.shape[-1]))
+    if isinstance(b, np.ndarray) and b.ndim == 2 and b.flags.f_contiguous:  # W.mT: in that order the gradient suits W
+        return np.swapaxes(_product(np.swapaxes(g, -1, -2), a), -1, -2)
     return _product(np.swapaxes(a, -1, -2), g)
 
 
@@ -83,6 +78,27 @@ def _product(a: Any, b: Any) -> Any:
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         return kernels.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
     return kernels.matmul(a, b)
+
+
+MATMUL_RULES = (_matmul_left, _matmul_right)
+
+
+def affine(a: Operand, b: Operand, c: Operand) -> Tensor:
+    """a @ b + c as one op, c added where the product lies: (..., M, K) @ (K, N) + (N,) -> (..., M, N).
+
+    Operands of several dtypes, or with other axes, go the ordinary way.
+    """
+    a, b, c = tensor(a), tensor(b), tensor(c)
+    alike = a.dtype == b.dtype == c.dtype and a.dtype.char in "fd"
+    if not alike or a.ndim < 2 or b.ndim != 2 or c.shape != b.shape[1:]:
+        return add(matmul(a, b), c)
+    _refuse_mismatch(a.shape, b.shape)
+    y = _product(a._data, b._data)
+    y += c._data
+    return record(y, "affine", (a, b, c), (a, b), AFFINE_RULES, ("da = g @ b.T", "db = a.T @ g", "dc = g"))
+
+
+AFFINE_RULES = (_matmul_left, _matmul_right, lambda g, a, b: g)
 
 
 def dot(a: Operand, b: Operand) -> Tensor:
