@@ -1,7 +1,8 @@
 """A call of every public kernel, for work of any size: `test_kernels_bits.py` and the benchmark of size rules run them.
 
-`python tests/kernel_calls.py` runs all of them large enough for threads, and prints as JSON the bits of their results,
-the threading layer, and which of them did run in threads.
+`python tests/kernel_calls.py parallel` runs all of them large enough for threads, and prints as JSON the bits of their
+results, the threading layer, the names of all compiled kernels, and which of these ran in threads; with `serial` all
+run on one thread.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import numpy as np
 
 from tinygrad_qkv import kernels as k
 from tinygrad_qkv.kernels import threads
+from tinygrad_qkv.kernels.__main__ import all_kernels
 from tinygrad_qkv.kernels.attention_rules import AttentionRules
 
 WIDTH = 251  # of a row; no multiple of a vector
@@ -52,6 +54,28 @@ def over_axes(function: Callable[..., Any], arrays: int = 1) -> Call:
         return lambda: [function(*given, -1), function(*given, 0), function(*short, -1)]
 
     return Call("softmax", make)
+
+
+def reduction(function: Callable[..., Any]) -> Call:
+    """A kernel with two forms: along lines, and over them."""
+
+    def make(n: int) -> Callable[[], list[Any]]:
+        (x,) = numbers(n, 1)
+        return lambda: [function(x, (1,)), function(x, (0,))]
+
+    return Call("reductions", make)
+
+
+def _gather(n: int) -> Callable[[], list[Any]]:
+    (x,) = numbers(CLASSES * WIDTH, 1)
+    ids = np.random.default_rng(1).integers(0, CLASSES, -(-n // WIDTH))
+    return lambda: [k.gather(x, ids)]
+
+
+def _select(n: int) -> Callable[[], list[Any]]:
+    x, y = numbers(n, 2)
+    keep = x > 0
+    return lambda: [k.select(keep, x, y)]
 
 
 def _matmul(n: int) -> Callable[[], list[Any]]:
@@ -139,10 +163,12 @@ CALLS = {
     "cross_entropy_pullback": Call("cross_entropy", _cross_entropy_pullback),
     "dropout": plain("dropout", k.dropout, 1, 0.3, 12345),
     "erf": plain("elementwise", k.erf),
+    "gather": Call("gather", _gather),
     "gelu": plain("elementwise", k.gelu),
     "gelu_pullback": plain("elementwise", k.gelu_pullback, 2),
     "gelu_tanh": plain("elementwise", k.gelu_tanh),
     "gelu_tanh_pullback": plain("elementwise", k.gelu_tanh_pullback, 2),
+    "largest": reduction(k.largest),
     "layer_norm": Call("layer_norm", _layer_norm),
     "layer_norm_pullback": Call("layer_norm", _layer_norm_pullback),
     "log_softmax": over_axes(k.log_softmax),
@@ -153,16 +179,19 @@ CALLS = {
     "rms_norm": Call("rms_norm", _rms_norm),
     "rms_norm_pullback": Call("rms_norm", _rms_norm_pullback),
     "scatter_add": Call("scatter", _scatter_add),
+    "select": Call("elementwise", _select),
     "sigmoid": plain("elementwise", k.sigmoid),
     "sigmoid_pullback": plain("elementwise", k.sigmoid_pullback, 2),
     "silu": plain("elementwise", k.silu),
     "silu_pullback": plain("elementwise", k.silu_pullback, 2),
+    "smallest": reduction(k.smallest),
     "softmax": over_axes(k.softmax),
     "softmax_pullback": over_axes(k.softmax_pullback, 2),
     "softplus": plain("elementwise", k.softplus),
     "softplus_pullback": plain("elementwise", k.softplus_pullback, 2),
     "tanh": plain("elementwise", k.tanh),
     "tanh_pullback": plain("elementwise", k.tanh_pullback, 2),
+    "total": reduction(k.total),
 }
 
 
@@ -178,16 +207,20 @@ def main(form: str) -> None:
     """Print the bits of every kernel, in the "parallel" or the "serial" form."""
     in_threads: list[Any] = []
     run = threads.run
-    threads.run = lambda compiled, args: (in_threads.append(name), run(compiled, args))  # type: ignore[assignment]
+    threads.run = lambda compiled, args: (in_threads.append(compiled), run(compiled, args))  # type: ignore[assignment]
     threads.serial_process = form == "serial"
     bits = {}
     for name, call in CALLS.items():
         # Twice as large as the rule asks, and a little: no number of tiles, stretches or rows is even.
         bits[name] = digest(call.make(2 * threads.PARALLEL_FROM[call.rule] + 10_007)())
-    import numba
+    found: dict[str, Any] = {"bits": bits, "kernels": [kernel.name for kernel in all_kernels()]}
+    if form == "parallel":
+        import numba
 
-    layer = None if form == "serial" else numba.threading_layer()
-    print(json.dumps({"bits": bits, "layer": layer, "in threads": sorted(set(in_threads))}))
+        found["layer"] = numba.threading_layer()
+        names = {kernel.form(np.dtype(np.float32), True): kernel.name for kernel in all_kernels()}
+        found["in threads"] = sorted({names[compiled] for compiled in in_threads})
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

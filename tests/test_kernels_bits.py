@@ -1,4 +1,4 @@
-"""Every public kernel gives the same bits for any number of threads, on every threading layer, and on one thread."""
+"""Every kernel gives the same bits for any number of threads, on every threading layer, and on one thread."""
 
 import json
 import os
@@ -43,5 +43,5 @@ def test_bits_are_those_of_one_thread(serial, count, layer):
     needs(layer)
     found = run("parallel", count, layer)
     assert found["layer"] == layer
-    assert found["in threads"] == sorted(CALLS)
+    assert found["in threads"] == found["kernels"], "no call in kernel_calls.py runs a kernel in threads"
     assert found["bits"] == serial["bits"]
