@@ -8,8 +8,7 @@ from numba import prange
 
 from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.elementwise import binary, over_elements, piece, stretches, unary
-from tinygrad_qkv.kernels.scalars import exp, log1p
-from tinygrad_qkv.kernels.scalars import tanh as scalar_tanh
+from tinygrad_qkv.kernels.passes import row_pass
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 
@@ -39,7 +38,7 @@ def tanh(x: np.ndarray) -> np.ndarray:
 
 
 def tanh_pullback(g: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """dx = g * (1 - y * y), for y = tanh(x); to the same bits either way."""
+    """dx = g * (1 - y * y), for y = tanh(x)."""
     if y.size < PARALLEL_FROM["tanh"]:
         return g * (1 - y * y)
     return over_elements(_tanh_pullback, y, g)
@@ -65,7 +64,7 @@ def softplus_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:
     return over_elements(_softplus_pullback, x, g)
 
 
-# Each kernel below hands its stretches, in parallel, to the loop under it.
+# Each kernel below hands its stretches, in parallel, to the formula under it.
 
 
 @kernel(arguments=unary)
@@ -74,11 +73,9 @@ def _relu(x, y):
         _relu_stretch(piece(x, stretch, x.shape[0]), piece(y, stretch, x.shape[0]))
 
 
-@kernel(plain=lambda x, y: np.maximum(x, 0, out=y))
-def _relu_stretch(x, y):
-    zero = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        y[i] = zero if x[i] <= zero else x[i]
+@row_pass(into=1)
+def _relu_stretch(x):
+    return np.where(x <= 0, 0, x)
 
 
 @kernel(arguments=binary)
@@ -88,11 +85,9 @@ def _relu_pullback(y, g, dx):
         _relu_pullback_stretch(piece(y, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
 
 
-@kernel(plain=lambda y, g, dx: np.copyto(dx, np.where(y <= 0, 0, g)))
-def _relu_pullback_stretch(y, g, dx):
-    zero = y.dtype.type(0)
-    for i in range(y.shape[0]):
-        dx[i] = zero if y[i] <= zero else g[i]
+@row_pass(into=1)
+def _relu_pullback_stretch(y, g):
+    return np.where(y <= 0, 0, g)
 
 
 @kernel(arguments=unary)
@@ -101,11 +96,9 @@ def _sigmoid(x, y):
         _sigmoid_stretch(piece(x, stretch, x.shape[0]), piece(y, stretch, x.shape[0]))
 
 
-@kernel(plain=lambda x, y: np.divide(1, 1 + np.exp(-x), out=y))
-def _sigmoid_stretch(x, y):
-    one = x.dtype.type(1)
-    for i in range(x.shape[0]):
-        y[i] = one / (one + exp(-x[i]))
+@row_pass(into=1)
+def _sigmoid_stretch(x):
+    return 1 / (1 + np.exp(-x))
 
 
 @kernel(arguments=binary)
@@ -115,11 +108,9 @@ def _sigmoid_pullback(y, g, dx):
         _sigmoid_pullback_stretch(piece(y, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
 
 
-@kernel(plain=lambda y, g, dx: np.multiply(g * y, 1 - y, out=dx))
-def _sigmoid_pullback_stretch(y, g, dx):
-    one = y.dtype.type(1)
-    for i in range(y.shape[0]):
-        dx[i] = g[i] * y[i] * (one - y[i])
+@row_pass(into=1)
+def _sigmoid_pullback_stretch(y, g):
+    return g * y * (1 - y)
 
 
 @kernel(arguments=unary)
@@ -128,10 +119,9 @@ def _tanh(x, y):
         _tanh_stretch(piece(x, stretch, x.shape[0]), piece(y, stretch, x.shape[0]))
 
 
-@kernel(plain=lambda x, y: np.tanh(x, out=y))
-def _tanh_stretch(x, y):
-    for i in range(x.shape[0]):
-        y[i] = scalar_tanh(x[i])
+@row_pass(into=1)
+def _tanh_stretch(x):
+    return np.tanh(x)
 
 
 @kernel(arguments=binary)
@@ -141,11 +131,9 @@ def _tanh_pullback(y, g, dx):
         _tanh_pullback_stretch(piece(y, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
 
 
-@kernel(plain=lambda y, g, dx: np.multiply(g, 1 - y * y, out=dx))
-def _tanh_pullback_stretch(y, g, dx):
-    one = y.dtype.type(1)
-    for i in range(y.shape[0]):
-        dx[i] = g[i] * (one - y[i] * y[i])
+@row_pass(into=1)
+def _tanh_pullback_stretch(y, g):
+    return g * (1 - y * y)
 
 
 @kernel(arguments=unary)
@@ -154,11 +142,9 @@ def _silu(x, y):
         _silu_stretch(piece(x, stretch, x.shape[0]), piece(y, stretch, x.shape[0]))
 
 
-@kernel(plain=lambda x, y: np.divide(x, 1 + np.exp(-x), out=y))
-def _silu_stretch(x, y):
-    one = x.dtype.type(1)
-    for i in range(x.shape[0]):
-        y[i] = x[i] / (one + exp(-x[i]))
+@row_pass(into=1)
+def _silu_stretch(x):
+    return x / (1 + np.exp(-x))
 
 
 @kernel(arguments=binary)
@@ -168,19 +154,11 @@ def _silu_pullback(x, g, dx):
         _silu_pullback_stretch(piece(x, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
 
 
-def _silu_pullback_plain(x, g, dx):
+@row_pass(into=1)
+def _silu_pullback_stretch(x, g):
     e = np.exp(-x)
     s = 1 / (1 + e)
-    dx[:] = g * s * (1 + x * np.where(x < 0, 1 - s, e * s))
-
-
-@kernel(plain=_silu_pullback_plain)
-def _silu_pullback_stretch(x, g, dx):
-    zero, one = x.dtype.type(0), x.dtype.type(1)
-    for i in range(x.shape[0]):
-        e = exp(-x[i])
-        s = one / (one + e)
-        dx[i] = g[i] * s * (one + x[i] * (one - s if x[i] < zero else e * s))  # of large x, 1 - s would lose digits
+    return g * s * (1 + x * np.where(x < 0, 1 - s, e * s))  # of large x, 1 - s would lose digits
 
 
 @kernel(arguments=unary)
@@ -189,11 +167,9 @@ def _softplus(x, y):
         _softplus_stretch(piece(x, stretch, x.shape[0]), piece(y, stretch, x.shape[0]))
 
 
-@kernel(plain=lambda x, y: np.logaddexp(x, 0, out=y))
-def _softplus_stretch(x, y):
-    zero = x.dtype.type(0)
-    for i in range(x.shape[0]):
-        y[i] = (x[i] if x[i] > zero else zero) + log1p(exp(-abs(x[i])))
+@row_pass(into=1)
+def _softplus_stretch(x):
+    return np.maximum(0, x) + np.log1p(np.exp(-np.abs(x)))
 
 
 @kernel(arguments=binary)
@@ -203,8 +179,6 @@ def _softplus_pullback(x, g, dx):
         _softplus_pullback_stretch(piece(x, stretch, n), piece(g, stretch, n), piece(dx, stretch, n))
 
 
-@kernel(plain=lambda x, g, dx: np.divide(g, 1 + np.exp(-x), out=dx))
-def _softplus_pullback_stretch(x, g, dx):
-    one = x.dtype.type(1)
-    for i in range(x.shape[0]):
-        dx[i] = g[i] / (one + exp(-x[i]))
+@row_pass(into=1)
+def _softplus_pullback_stretch(x, g):
+    return g / (1 + np.exp(-x))

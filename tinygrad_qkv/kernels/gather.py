@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
@@ -20,7 +21,7 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     straight = flags.c_contiguous and flags.aligned and x.dtype.isnative and x.dtype.char in "fd"
     if not straight or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
         return np.take(x, ids, axis=0)
-    out = np.empty((*ids.shape, x.shape[1]), x.dtype)
+    out = empty((*ids.shape, x.shape[1]), x.dtype)
     _copy_rows(x, np.ascontiguousarray(ids, np.int64).reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
     return out
 

@@ -127,13 +127,19 @@ def _integer(kind: ir.Type) -> ir.Type:
     return ir.VectorType(bits, kind.count) if isinstance(kind, ir.VectorType) else bits
 
 
+def absolute_of(builder, x):
+    """|x|, of a scalar or a vector."""
+    integer = _integer(x.type)
+    width = getattr(integer, "element", integer).width
+    return builder.bitcast(builder.and_(builder.bitcast(x, integer), constant(integer, (1 << (width - 1)) - 1)), x.type)
+
+
 def _limited(builder, x, top):
     """(|x| or `top` where that is smaller, the bit of x's sign); of NaN `top`."""
-    integer = _integer(x.type)
-    sign = integer(1 << (integer.width - 1))
-    bits, top = builder.bitcast(x, integer), ir.Constant(x.type, top)
-    size = builder.bitcast(builder.and_(bits, builder.not_(sign)), x.type)
-    return builder.select(builder.fcmp_ordered("<", size, top), size, top), builder.and_(bits, sign)
+    integer, top = _integer(x.type), constant(x.type, top)
+    size, bits = absolute_of(builder, x), builder.bitcast(x, integer)
+    sign = builder.xor(bits, builder.bitcast(size, integer))
+    return builder.select(builder.fcmp_ordered("<", size, top), size, top), sign
 
 
 def _with_sign(builder, size, sign):
@@ -221,72 +227,56 @@ def _log(typingctx, x):
 log: Any = _log if JIT else np.log
 
 
-@intrinsic
-def erf(typingctx, x):
-    """erf(x) of a float32 or float64, within three units in the last place."""
+def erf_of(builder, x):
+    """erf(x) of a scalar or a vector, within three units in the last place."""
+    real, numbers = x.type, _numbers(x.type)
+    size, sign = _limited(builder, x, numbers.erf_top)
+    small = builder.fmul(x, _polynomial(builder, builder.fmul(size, size), numbers.erf_small))
+    tail = _polynomial(builder, builder.fsub(size, constant(real, 2.0)), numbers.erf_large)
+    large = _with_sign(builder, builder.fsub(constant(real, 1.0), exp_of(builder, tail)), sign)
+    result = builder.select(builder.fcmp_ordered("<", size, constant(real, numbers.erf_switch)), small, large)
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
 
-    def codegen(context, builder, sig, args):
-        (x,) = args
-        real, numbers = x.type, _numbers(x.type)
-        size, sign = _limited(builder, x, numbers.erf_top)
-        small = builder.fmul(x, _polynomial(builder, builder.fmul(size, size), numbers.erf_small))
-        tail = _polynomial(builder, builder.fsub(size, ir.Constant(real, 2.0)), numbers.erf_large)
-        large = builder.fsub(ir.Constant(real, 1.0), exp_of(builder, tail))
-        large = _with_sign(builder, large, sign)
-        result = builder.select(builder.fcmp_ordered("<", size, ir.Constant(real, numbers.erf_switch)), small, large)
-        return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
 
-    return x(x), codegen
+def tanh_of(builder, x):
+    """tanh(x) = t / (t + 2) with t = exp(2x) - 1 = 2^n * (exp(r) - 1) + (2^n - 1), which is exact near 0 too.
+
+    Of a scalar or a vector, within three units in the last place.
+    """
+    real, numbers = x.type, _numbers(x.type)
+    one, two = constant(real, 1.0), constant(real, 2.0)
+    size, sign = _limited(builder, x, numbers.tanh_top)
+    r, power = _reduced(builder, builder.fadd(size, size), numbers.bias)
+    rise = builder.fmul(r, _polynomial(builder, r, numbers.exp[1:]))
+    scale = builder.bitcast(power, real)
+    t = _multiply_add(builder, scale, rise, builder.fsub(scale, one))
+    result = _with_sign(builder, builder.fdiv(t, builder.fadd(t, two)), sign)
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
+
+
+def log1p_of(builder, x):
+    """log(1 + x) of a scalar or a vector from 0 to 1, within three units in the last place."""
+    s = builder.fdiv(x, builder.fadd(x, constant(x.type, 2.0)))
+    return builder.fmul(s, _polynomial(builder, builder.fmul(s, s), _numbers(x.type).log1p))
+
+
+def mills_of(builder, x):
+    """Mills' ratio of |x|: the normal distribution's tail beyond |x| divided by its density there.
+
+    Of a scalar or a vector, within six units in the last place; from where the density is 0, the ratio stays.
+    """
+    numbers = _numbers(x.type)
+    size, _ = _limited(builder, x, numbers.mills_top)
+    fold = constant(size.type, numbers.mills_fold)
+    share = builder.fdiv(constant(size.type, 1.0), builder.fadd(fold, size))
+    folded = builder.fmul(builder.fsub(fold, size), share)
+    return builder.fmul(share, _polynomial(builder, folded, numbers.mills))
 
 
 @intrinsic
 def tanh(typingctx, x):
-    """tanh(x) of a float32 or float64, within three units in the last place."""
-
-    def codegen(context, builder, sig, args):
-        (x,) = args
-        real, numbers = x.type, _numbers(x.type)
-        size, sign = _limited(builder, x, numbers.tanh_top)
-        # tanh(x) = t / (t + 2) with t = exp(2x) - 1 = 2^n * (exp(r) - 1) + (2^n - 1), exact near 0 too.
-        r, exponent = _reduced(builder, builder.fadd(size, size))
-        rise = builder.fmul(r, _polynomial(builder, r, numbers.exp[1:]))
-        one, two = ir.Constant(real, 1.0), ir.Constant(real, 2.0)
-        scale = builder.bitcast(builder.add(builder.bitcast(one, exponent.type), exponent), real)
-        t = _multiply_add(builder, scale, rise, builder.fsub(scale, one))
-        result = _with_sign(builder, builder.fdiv(t, builder.fadd(t, two)), sign)
-        return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
-
-    return x(x), codegen
-
-
-@intrinsic
-def log1p(typingctx, x):
-    """log(1 + x) of a float32 or float64 from 0 to 1, within three units in the last place."""
-
-    def codegen(context, builder, sig, args):
-        (x,) = args
-        s = builder.fdiv(x, builder.fadd(x, ir.Constant(x.type, 2.0)))
-        return builder.fmul(s, _polynomial(builder, builder.fmul(s, s), _numbers(x.type).log1p))
-
-    return x(x), codegen
-
-
-@intrinsic
-def mills(typingctx, x):
-    """Mills' ratio of |x|: the normal distribution's tail beyond |x| divided by its density there.
-
-    Of a float32 or float64, within six units in the last place; from where the density is 0, the ratio stays.
-    """
-
-    def codegen(context, builder, sig, args):
-        numbers = _numbers(args[0].type)
-        size, _ = _limited(builder, args[0], numbers.mills_top)
-        fold = ir.Constant(size.type, numbers.mills_fold)
-        share = builder.fdiv(ir.Constant(size.type, 1.0), builder.fadd(fold, size))
-        folded = builder.fmul(builder.fsub(fold, size), share)
-        return builder.fmul(share, _polynomial(builder, folded, numbers.mills))
-
-    return x(x), codegen
+    """tanh(x) of a float32 or float64."""
+    return x(x), lambda context, builder, sig, args: tanh_of(builder, args[0])
 
 
 @intrinsic

@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
+from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.elementwise import line_of, piece, stretches
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -22,7 +23,7 @@ def select(keep: np.ndarray, a: np.ndarray | float, b: np.ndarray | float) -> np
         return np.where(keep, a, b)
     (dtype,) = dtypes
     keep, a, b = np.broadcast_arrays(keep, np.asarray(a, dtype), np.asarray(b, dtype))
-    out = np.empty(keep.shape, dtype)
+    out = empty(keep.shape, dtype)
     mask = np.ascontiguousarray(keep).view(np.uint8).ravel()
     parallel = out.size >= PARALLEL_FROM["elementwise"]
     _select(line_of(a, "select"), line_of(b, "select"), mask, out.ravel(), parallel=parallel)

@@ -1,13 +1,12 @@
 """Functions of mathematics that NumPy lacks."""
 
-import math
-
 import numpy as np
 from numba import prange
 
 from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.elementwise import over_elements, piece, stretches, unary
-from tinygrad_qkv.kernels.scalars import erf as scalar_erf
+from tinygrad_qkv.kernels.passes import row_pass
+from tinygrad_qkv.kernels.vectors import erf as scalar_erf
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -21,11 +20,6 @@ def _erf(x, y):
         _erf_stretch(piece(x, stretch, x.shape[0]), piece(y, stretch, x.shape[0]))
 
 
-def _erf_plain(x, y):
-    y[:] = np.frompyfunc(math.erf, 1, 1)(x)
-
-
-@kernel(plain=_erf_plain)
-def _erf_stretch(x, y):
-    for i in range(x.shape[0]):
-        y[i] = scalar_erf(x[i])
+@row_pass(into=1)
+def _erf_stretch(x):
+    return scalar_erf(x)

@@ -6,6 +6,7 @@ IR for each register, and gives the `Vector` of the results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,16 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-from tinygrad_qkv.kernels.scalars import constant, exp_of, log_of
+from tinygrad_qkv.kernels.scalars import (
+    absolute_of,
+    constant,
+    erf_of,
+    exp_of,
+    log1p_of,
+    log_of,
+    mills_of,
+    tanh_of,
+)
 from tinygrad_qkv.kernels.simd import shuffle
 
 # a * b + c may be rounded once. Nothing else may be reordered, so NaN and inf mean what they mean in NumPy.
@@ -21,9 +31,23 @@ CONTRACT = ("contract",)
 
 
 def _maximum(builder, a, b):
-    """The larger in each lane; b where a is NaN."""
+    """The larger in each lane; b where one is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
+
+def _minimum(builder, a, b):
+    """The smaller in each lane; b where one is NaN."""
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+def _plain_mills(x: float) -> float:
+    size = min(abs(x), 37.0)
+    return math.sqrt(math.pi / 2) * math.erfc(size * math.sqrt(0.5)) * math.exp(size * size / 2)
+
+
+# Functions that NumPy lacks, for formulas; what they do to arrays is for NUMBA_DISABLE_JIT, and gives objects.
+erf = np.frompyfunc(math.erf, 1, 1)
+mills = np.frompyfunc(_plain_mills, 1, 1)  # Mills' ratio of |x|
 
 FUNCTIONS: dict[np.ufunc, Callable[..., Any]] = {
     np.add: lambda builder, a, b: builder.fadd(a, b, flags=CONTRACT),
@@ -31,8 +55,17 @@ FUNCTIONS: dict[np.ufunc, Callable[..., Any]] = {
     np.multiply: lambda builder, a, b: builder.fmul(a, b, flags=CONTRACT),
     np.divide: lambda builder, a, b: builder.fdiv(a, b),
     np.maximum: _maximum,
+    np.minimum: _minimum,
     np.exp: exp_of,
     np.log: log_of,
+    np.log1p: log1p_of,  # from 0 to 1
+    np.tanh: tanh_of,
+    erf: erf_of,
+    mills: mills_of,
+    np.negative: lambda builder, x: builder.fneg(x),
+    np.absolute: absolute_of,
+    np.less: lambda builder, a, b: builder.fcmp_ordered("<", a, b),
+    np.less_equal: lambda builder, a, b: builder.fcmp_ordered("<=", a, b),
 }
 IDENTITY: dict[np.ufunc, float] = {np.add: 0.0, np.maximum: -np.inf}
 
@@ -63,6 +96,15 @@ class Vector(np.lib.mixins.NDArrayOperatorsMixin):
         columns = [widest.beside(x) for x in inputs]
         results = [FUNCTIONS[ufunc](self.builder, *registers) for registers in zip(*columns, strict=True)]
         return Vector(self.builder, results, widest.masks, widest.rows, widest.numbers)
+
+    def __array_function__(self, function: Any, kinds: Any, inputs: Any, options: Any) -> Vector:
+        """np.where(mask, a, b), of a mask that a comparison of vectors gave; a or b is a vector."""
+        if function is not np.where:
+            return NotImplemented
+        mask, a, b = inputs
+        like = max((x for x in (a, b) if isinstance(x, Vector)), key=lambda x: len(x.registers))
+        columns = zip(like.beside(mask), like.beside(a), like.beside(b), strict=True)
+        return Vector(self.builder, [self.builder.select(*x) for x in columns], like.masks, like.rows, like.numbers)
 
     def beside(self, x: Any) -> list:
         """The registers of x, one for each of this vector's."""
