@@ -51,26 +51,30 @@ def log_softmax_pullback(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     return _over_axis("log_softmax_pullback", kernels, axis, y, g)
 
 
-def _over_axis(name: str, kernels: tuple[Callable[..., None], ...], axis: int, *arrays: np.ndarray) -> np.ndarray:
+def _over_axis(name: str, kernels: tuple[Callable[..., None], ...], axis: int, *given: np.ndarray) -> np.ndarray:
     """Run one of three kernels over arrays of one shape: that for short rows, for rows or for columns."""
-    shape = arrays[0].shape
-    axis = normalize_axis_index(axis, max(len(shape), 1))
-    arrays = tuple([contiguous(x, name) for x in arrays])
-    if len(arrays) == 2:
+    shape = given[0].shape
+    axis = normalize_axis_index(axis, len(shape) or 1)
+    arrays = [contiguous(x, name) for x in given]
+    if len(arrays) == 2 and (arrays[1].shape != shape or arrays[1].dtype != arrays[0].dtype):
         shapes_fit(name, g=(arrays[1], shape))
         one_dtype(name, *arrays)
     out = empty(shape, arrays[0].dtype)
+    arrays.append(out)
     size = out.size
-    if size:
-        parallel = size >= PARALLEL_FROM["softmax"]
-        n, inner = shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
-        short, rows, columns = kernels
-        if inner == 1:
-            run = short if n * out.itemsize <= SHORT else rows
-            run(*[x.reshape(size // n, n) for x in (*arrays, out)], parallel=parallel)
-        else:
-            blocks = [x.reshape(size // (n * inner), n, inner) for x in (*arrays, out)]
-            columns(*blocks, _strip_width(n, inner), parallel=parallel)
+    if not size:
+        return out
+    n, inner = shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
+    short, rows, columns = kernels
+    parallel = size >= PARALLEL_FROM["softmax"]
+    if inner > 1:
+        blocks = [x.reshape(-1, n, inner) for x in arrays]
+        columns(*blocks, _strip_width(n, inner), parallel=parallel)
+    else:
+        if len(shape) != 2 or axis == 0:
+            arrays = [x.reshape(-1, n) for x in arrays]
+        run = short if n * out.itemsize <= SHORT else rows
+        run(*arrays, parallel=parallel)
     return out
 
 

@@ -23,10 +23,10 @@ from tinygrad_qkv.locks import fork_safe_lock
 # long at these sizes. Units stand beside the numbers.
 PARALLEL_FROM = {
     "matmul": 2**21,  # multiply-adds; smaller matrices than 2**18 go to NumPy, see matmul.py
-    "softmax": 2**14,  # elements
-    "cross_entropy": 2**14,  # elements
-    "layer_norm": 2**14,  # elements
-    "rms_norm": 2**14,  # elements
+    "softmax": 2**15,  # elements
+    "cross_entropy": 2**15,  # elements
+    "layer_norm": 2**15,  # elements
+    "rms_norm": 2**16,  # elements
     "scatter": 2**17,  # elements added
     "gather": 2**19,  # elements; fewer go to NumPy
     "elementwise": 2**16,  # elements
