@@ -5,7 +5,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.attention_forward import rule_types
-from tinygrad_qkv.kernels.attention_masks import HIDDEN, PARTLY, drop_tile, finish_scores, sight
+from tinygrad_qkv.kernels.attention_masks import HeadRules, drop_tile, finish_scores, sight
 from tinygrad_qkv.kernels.attention_tiles import (
     ADD,
     SET,
@@ -68,33 +68,17 @@ def _backward(
                 dq of part p += ds k; dk += ds^T q
     """
     parts, shared = dq_parts.shape[0] + 1, q.shape[1] // k.shape[1]
-    depth, v_depth, queries = k.shape[3], v.shape[3], q.shape[2]
-    tiles = (k.shape[2] + width - 1) // width
+    queries, keys, widths = q.shape[2], k.shape[2], k.shape[3] + v.shape[3]
     for task in prange(q.shape[0] * k.shape[1] * parts):
         b, head, part = task // (k.shape[1] * parts), task // parts % k.shape[1], task % parts
-        room = scratch(2 * width * (depth + v_depth) + 3 * height * width + 2 * height, q)
-        marks = np.empty(height * width if masked else 0, np.uint8)
+        room = scratch(2 * width * widths + 3 * height * width + 2 * height, q)
+        marks = np.empty(height * width, np.uint8)
         means = np.empty((shared, queries), q.dtype)
         for h in range(shared):
             _row_dots(g[b, head * shared + h], out[b, head * shared + h], means[h])
-        for tile in range(part, tiles, parts):
+        for tile in range(part, (ends[b] + width - 1) // width, parts):
             for h in range(head * shared, head * shared + shared):
-                _key_tile(
-                    g[b, h],
-                    q[b, h],
-                    k[b, head, : ends[b]],
-                    v[b, head, : ends[b]],
-                    lse[b, h],
-                    means[h - head * shared],
-                    any_strides(dq[b, h]) if part == 0 else any_strides(dq_parts[part - 1, b, h]),
-                    dk[b, head],
-                    dv[b, head],
-                    dbias[b, h],
-                    h % shared == 0,
-                    h % shared == shared - 1,
-                    tile,
-                    height,
-                    width,
+                rules = HeadRules(
                     keep[b, h],
                     bias[b, h],
                     close(positions[b]),
@@ -106,10 +90,15 @@ def _backward(
                     drop_limit,
                     drop_scale,
                     seed,
-                    (b * q.shape[1] + h) * queries * k.shape[2],
-                    room,
-                    marks,
+                    (b * q.shape[1] + h) * queries * keys,
+                    keys,
                 )
+                dq_head = any_strides(dq[b, h]) if part == 0 else any_strides(dq_parts[part - 1, b, h])
+                j0, j1 = tile * width, min(tile * width + width, ends[b])
+                head_in = g[b, h], q[b, h], k[b, head, j0:j1], v[b, head, j0:j1], lse[b, h], means[h % shared]
+                head_out = dq_head, dk[b, head, j0:j1], dv[b, head, j0:j1], dbias[b, h]
+                ends_of_group = h % shared == 0, h % shared == shared - 1
+                _key_tile(head_in, head_out, ends_of_group, tile, height, width, rules, room, marks)
 
 
 @kernel
@@ -119,87 +108,69 @@ def _row_dots(a, b, out):
 
 
 @kernel
-def _key_tile(
-    g,
-    q,
-    k,
-    v,
-    lse,
-    means,
-    dq,
-    dk,
-    dv,
-    dbias,
-    first,
-    last,
-    tile,
-    height,
-    width,
-    keep,
-    bias,
-    positions,
-    bounds,
-    reach,
-    scale,
-    softcap,
-    masked,
-    drop_limit,
-    drop_scale,
-    seed,
-    number,
-    room,
-    marks,
-):
-    j0, j1 = tile * width, min(tile * width + width, k.shape[0])
-    columns, depth, v_depth, keys = max(j1 - j0, 0), k.shape[1], v.shape[1], dk.shape[0]
-    tiles = (q.shape[0] + height - 1) // height
+def _key_tile(head_in, head_out, ends_of_group, tile, height, width, rules, room, marks):
+    """What one head gives to a tile of keys and values, and what it gets from it.
+
+    The sums for the keys stay in `room` from the first of the heads that share them to the last.
+    """
+    g, q, k, v, lse, means = head_in
+    dq, dk, dv, dbias = head_out
+    columns, depth, v_depth = k.shape[0], k.shape[1], v.shape[1]
+    tiles, j0 = (q.shape[0] + height - 1) // height, tile * width
     k_turned, v_turned = matrix(room, depth, columns), matrix(room[width * depth :], v_depth, columns)
     room = room[width * (depth + v_depth) :]
     k_sum, v_sum = matrix(room, columns, depth), matrix(room[width * depth :], columns, v_depth)
     room = room[width * (depth + v_depth) :]
-    lines = room[: 2 * height]
-    room = room[2 * height :]
-    if first:
-        transpose(any_strides(k[j0:j1]), any_strides(k_turned))
-        transpose(any_strides(v[j0:j1]), any_strides(v_turned))
+    if ends_of_group[0]:
+        transpose(any_strides(k), any_strides(k_turned))
+        transpose(any_strides(v), any_strides(v_turned))
         k_sum[...] = 0
         v_sum[...] = 0
-    plain = bias.size == 0 and softcap == 0
-    for i_tile in range(tiles if columns > 0 else 0):
-        i0, i1 = i_tile * height, min(i_tile * height + height, q.shape[0])
-        rows = i1 - i0
-        seen = matrix(marks, rows if masked else 0, columns)
-        state = sight(keep, positions, bounds, reach, q.shape[0], i_tile, tiles + tile, i0, j0, seen)
-        if state == HIDDEN:
+    for i_tile in range(tiles):
+        i0 = i_tile * height
+        seen = matrix(marks, min(height, q.shape[0] - i0), columns)
+        partly, r0, r1, c0, c1 = sight(rules, q.shape[0], i_tile, tiles + tile, i0, j0, seen)
+        if r0 == r1:
             continue
-        weights, shift, sums = matrix(room, rows, columns), lines[:rows], lines[height : height + rows]
-        ds = matrix(room[height * width :], rows, columns)
-        slope = matrix(room[2 * height * width :], rows if softcap > 0 else 0, columns)
-        tile_product(any_strides(q[i0:i1].T), any_strides(k_turned), any_strides(weights), SET)
-        factor = scale
-        if state == PARTLY or not plain:
-            finish_scores(weights, slope, bias, i0, j0, scale, softcap, state == PARTLY, seen)
+        rows, across = slice(i0 + r0, i0 + r1), slice(c0, c1)
+        weights, ds = matrix(room, r1 - r0, c1 - c0), matrix(room[height * width :], r1 - r0, c1 - c0)
+        slope = matrix(room[2 * height * width :], r1 - r0 if rules.softcap > 0 else 0, c1 - c0)
+        lines = matrix(room[3 * height * width :], 2, r1 - r0)
+        tile_product(any_strides(q[rows].T), any_strides(k_turned[:, across]), any_strides(weights), SET)
+        factor = rules.scale
+        if partly or rules.bias.size > 0 or rules.softcap > 0:
+            finish_scores(weights, slope, rules, i0 + r0, j0 + c0, partly, seen[r0:r1, across])
             factor = weights.dtype.type(1)
-        for i in range(rows):  # a query without a key, of lse -inf, gets weights of 0
-            shift[i] = np.inf if lse[i0 + i] == -np.inf else lse[i0 + i]
-        tile_exp(weights, factor, shift, sums)
-        tile_product(any_strides(g[i0:i1].T), any_strides(v_turned), any_strides(ds), SET)
-        if drop_scale > 0:
-            drop_tile(ds, number + i0 * keys + j0, keys, drop_limit, drop_scale, seed)
-        tile_softmax_pullback(weights, ds, means[i0:i1])
+        _shift_by(lse[rows], lines[0])
+        tile_exp(weights, factor, lines[0], lines[1])
+        tile_product(any_strides(g[rows].T), any_strides(v_turned[:, across]), any_strides(ds), SET)
+        if rules.drop_scale > 0:
+            drop_tile(ds, rules, i0 + r0, j0 + c0)
+        tile_softmax_pullback(weights, ds, means[rows])
         if dbias.size > 0:
-            _copy_rows(ds, dbias[i0:i1, j0:j1])
-        if softcap > 0:
+            _copy_rows(ds, any_strides(dbias[rows, j0 + c0 : j0 + c1]))
+        if rules.softcap > 0:
             _times(ds, slope)
-        tile_times(ds, scale)
-        tile_product(any_strides(ds.T), any_strides(k[j0:j1]), any_strides(dq[i0:i1]), ADD)
-        tile_product(any_strides(ds), any_strides(q[i0:i1]), any_strides(k_sum), ADD)
-        if drop_scale > 0:
-            drop_tile(weights, number + i0 * keys + j0, keys, drop_limit, drop_scale, seed)
-        tile_product(any_strides(weights), any_strides(g[i0:i1]), any_strides(v_sum), ADD)
-    if last:
-        _copy_rows(k_sum, dk[j0:j1])
-        _copy_rows(v_sum, dv[j0:j1])
+        tile_times(ds, rules.scale)
+        tile_product(any_strides(ds.T), any_strides(k[across]), any_strides(dq[rows]), ADD)
+        tile_product(any_strides(ds), any_strides(q[rows]), any_strides(k_sum[across]), ADD)
+        if rules.drop_scale > 0:
+            drop_tile(weights, rules, i0 + r0, j0 + c0)
+        tile_product(any_strides(weights), any_strides(g[rows]), any_strides(v_sum[across]), ADD)
+    if ends_of_group[1]:
+        _copy_rows(k_sum, any_strides(dk))
+        _copy_rows(v_sum, any_strides(dv))
+
+
+def _shift_by_plain(lse, shift):
+    shift[:] = np.where(lse == -np.inf, np.inf, lse)
+
+
+@kernel(plain=_shift_by_plain)
+def _shift_by(lse, shift):
+    """What to subtract from the scores of each row: inf, which leaves weights of 0, where a query sees no key."""
+    for i in range(shift.shape[0]):
+        shift[i] = np.inf if lse[i] == -np.inf else lse[i]
 
 
 @kernel(plain=lambda x, factors: np.multiply(x, factors, out=x))

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.attention_masks import HIDDEN, PARTLY, drop_tile, finish_scores, sight
+from tinygrad_qkv.kernels.attention_masks import HeadRules, drop_tile, finish_scores, sight
 from tinygrad_qkv.kernels.attention_tiles import (
     ADD,
     SET,
@@ -71,21 +71,12 @@ def _forward(
     count = q.shape[0] * q.shape[1] * strips
     for task in prange((count + strips_a_task - 1) // strips_a_task):
         room = scratch(k.shape[3] * width + height * width + height * (v.shape[3] + 5), q)
-        marks = np.empty(height * width if masked else 0, np.uint8)
+        marks = np.empty(height * width, np.uint8)
         for n in range(task * strips_a_task, min(task * strips_a_task + strips_a_task, count)):
             b, h, i = n // (strips * q.shape[1]), n // strips % q.shape[1], n % strips
             # Long and short ones in turn: with a causal mask later queries see more keys.
             i = i // 2 if i % 2 == 0 else strips - 1 - i // 2
-            _strip(
-                q[b, h],
-                k[b, h // shared, : ends[b]],
-                v[b, h // shared],
-                out[b, h],
-                lse[b, h],
-                sink[h] if sink.size > 0 else -np.inf,
-                i,
-                height,
-                width,
+            rules = HeadRules(
                 keep[b, h],
                 bias[b, h],
                 close(positions[b]),
@@ -97,77 +88,53 @@ def _forward(
                 drop_limit,
                 drop_scale,
                 seed,
-                ((b * q.shape[1] + h) * q.shape[2] + i * height) * k.shape[2],
+                (b * q.shape[1] + h) * q.shape[2] * k.shape[2],
                 k.shape[2],
-                room,
-                marks,
             )
+            first = sink[h] if sink.size > 0 else -np.inf
+            k_head, v_head = k[b, h // shared, : ends[b]], v[b, h // shared]
+            _strip(q[b, h], k_head, v_head, out[b, h], lse[b, h], first, i, height, width, rules, room, marks)
 
 
 @kernel
-def _strip(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    sink,
-    strip,
-    height,
-    width,
-    keep,
-    bias,
-    positions,
-    bounds,
-    reach,
-    scale,
-    softcap,
-    masked,
-    drop_limit,
-    drop_scale,
-    seed,
-    number,
-    step,
-    room,
-    marks,
-):
+def _strip(q, k, v, out, lse, sink, strip, height, width, rules, room, marks):
+    """`height` queries of one head; `sink` is a score that every row begins with, -inf for none."""
     i0, i1 = strip * height, min(strip * height + height, q.shape[0])
     rows, depth, strips = i1 - i0, k.shape[1], (q.shape[0] + height - 1) // height
-    queries = any_strides(q[i0:i1].T)
     lines, mix = matrix(room, 5, rows), matrix(room[5 * height :], rows, v.shape[1])
     top, total, shift, shrink, sums = lines[0], lines[1], lines[2], lines[3], lines[4]
     room = room[5 * height + height * v.shape[1] :]
     mix[...] = 0
     top[...] = sink
     total[...] = 1 if sink > -np.inf else 0
-    plain = bias.size == 0 and softcap == 0 and scale > 0  # then the exponential takes the scale
+    plain = rules.bias.size == 0 and rules.softcap == 0 and rules.scale > 0  # then the exponential takes the scale
     for j0 in range(0, k.shape[0], width):
-        columns = min(width, k.shape[0] - j0)
-        seen = matrix(marks, rows if masked else 0, columns)
-        state = sight(keep, positions, bounds, reach, q.shape[0], strip, strips + j0 // width, i0, j0, seen)
-        if state == HIDDEN:
+        seen = matrix(marks, rows, min(width, k.shape[0] - j0))
+        partly, r0, r1, c0, c1 = sight(rules, q.shape[0], strip, strips + j0 // width, i0, j0, seen)
+        if r0 == r1:
             continue
-        turned, scores = matrix(room, depth, columns), matrix(room[depth * width :], rows, columns)
-        transpose(any_strides(k[j0 : j0 + columns]), any_strides(turned))
-        tile_product(queries, any_strides(turned), any_strides(scores), SET)
-        factor = scale
-        if state == PARTLY or not plain:
-            finish_scores(scores, scores, bias, i0, j0, scale, softcap, state == PARTLY, seen)
+        keys = slice(j0 + c0, j0 + c1)
+        turned, scores = matrix(room, depth, c1 - c0), matrix(room[depth * width :], r1 - r0, c1 - c0)
+        transpose(any_strides(k[keys]), any_strides(turned))
+        tile_product(any_strides(q[i0 + r0 : i0 + r1].T), any_strides(turned), any_strides(scores), SET)
+        factor = rules.scale
+        if partly or not plain:
+            finish_scores(scores, scores, rules, i0 + r0, j0 + c0, partly, seen[r0:r1, c0:c1])
             factor = scores.dtype.type(1)
-        tile_max(scores, shift)
-        _raise_tops(top, shift, factor, shrink)
-        tile_exp(scores, factor, shift, sums)
-        _grow(total, shrink, sums)
-        rows_times(mix, shrink)
-        if drop_scale > 0:
-            drop_tile(scores, number + j0, step, drop_limit, drop_scale, seed)
-        tile_product(any_strides(scores.T), any_strides(v[j0 : j0 + columns]), any_strides(mix), ADD)
+        tile_max(scores, shift[r0:r1])
+        _raise_tops(top[r0:r1], shift[r0:r1], factor, shrink[r0:r1])
+        tile_exp(scores, factor, shift[r0:r1], sums[r0:r1])
+        _grow(total[r0:r1], shrink[r0:r1], sums[r0:r1])
+        rows_times(mix[r0:r1], shrink[r0:r1])
+        if rules.drop_scale > 0:
+            drop_tile(scores, rules, i0 + r0, j0 + c0)
+        tile_product(any_strides(scores.T), any_strides(v[keys]), any_strides(mix[r0:r1]), ADD)
     for i in range(rows):
         # Without a mask, scores of -inf alone have no softmax, and all is NaN; behind one there is nothing to see.
         empty = total[i] == 0
-        share = 1 / total[i] if not (empty and masked) else 0
+        share = 1 / total[i] if not (empty and rules.masked) else 0
         _finish_row(mix[i], share, close(out[i0 + i]))
-        lse[i0 + i] = top[i] + np.log(total[i]) if masked or not empty else np.nan
+        lse[i0 + i] = top[i] + np.log(total[i]) if rules.masked or not empty else np.nan
 
 
 def _raise_tops_plain(top, shift, factor, shrink):

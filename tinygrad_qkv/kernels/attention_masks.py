@@ -1,8 +1,10 @@
 """Which keys a tile of fused attention may see, its scores from the raw products, and what dropout takes from it.
 
 A tile is the queries from i0 on and the keys from j0 on of one head. Most tiles are either out of sight, and skipped,
-or seen whole, and need no mask. Arrays of size 0 stand for what is absent.
+or seen whole, and need no mask; of the others the box that holds all that is seen is computed.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,36 +13,62 @@ from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.random_bits import fill_bits
 from tinygrad_qkv.kernels.scalars import tanh
 
-HIDDEN, PARTLY, WHOLE = 0, 1, 2  # how much of a tile is seen
+STEP = 32  # a box begins and ends at multiples of so many keys: whole registers, and whole register blocks
+
+
+class HeadRules(NamedTuple):
+    """`AttentionRules` of one head, as kernels read them; an array of size 0 stands for what is absent.
+
+    keep, bias (T, S); positions (T + S,), those of the queries first; bounds (tiles, 2), the smallest and the largest
+    position in each tile of queries, then of keys; a key is seen where reach[0] <= q_position - k_position <= reach[1].
+    masked: whether any of these hides anything.  softcap 0 is none.  An element (i, j) is dropped unless its random
+    bits, of number `first` + i * keys + j, are above drop_limit; drop_scale 0 is no dropout.
+    """
+
+    keep: np.ndarray
+    bias: np.ndarray
+    positions: np.ndarray
+    bounds: np.ndarray
+    reach: tuple[int, int]
+    scale: float
+    softcap: float
+    masked: bool
+    drop_limit: int
+    drop_scale: float
+    seed: int
+    first: int
+    keys: int
 
 
 @kernel
-def sight(keep, positions, bounds, reach, queries, i_tile, j_tile, i0, j0, seen):
-    """HIDDEN, PARTLY or WHOLE; if PARTLY, `seen` (rows, columns) uint8 says which keys.
+def sight(rules, queries, i_tile, j_tile, i0, j0, seen):
+    """(partly, r0, r1, c0, c1): the box of rows and columns of a tile outside which nothing is seen, empty if hidden.
 
-    keep (T, S) bool; positions (T + S,), those of the queries first; bounds (tiles, 2), the smallest and the largest
-    position in each tile, those of the queries first, i_tile and j_tile being the numbers of the two. A key is seen
-    where keep is True and reach[0] <= q_position - k_position <= reach[1].
+    If the tile is seen partly, `seen` (rows, columns) uint8 says which keys. The number of the query tile and that of
+    the key tile, counted from the first query tile, find the bounds of their positions; `queries` is T.
     """
+    rows, columns = seen.shape
     partly = False
-    if positions.size > 0:
-        low, high, first, last = bounds[i_tile, 0], bounds[i_tile, 1], bounds[j_tile, 0], bounds[j_tile, 1]
-        if high - first < reach[0] or low - last > reach[1]:
-            return HIDDEN
-        if low - last < reach[0] or high - first > reach[1]:
+    if rules.positions.size > 0:
+        low, high = rules.bounds[i_tile, 0], rules.bounds[i_tile, 1]
+        first, last = rules.bounds[j_tile, 0], rules.bounds[j_tile, 1]
+        least, most = rules.reach
+        if high - first < least or low - last > most:
+            return False, 0, 0, 0, 0
+        if low - last < least or high - first > most:
             partly = True
-            _mark_near(positions[i0:], positions[queries + j0 :], reach[0], reach[1], seen)
-    if keep.size > 0:
+            _mark_near(rules.positions[i0:], rules.positions[queries + j0 :], least, most, seen)
+    if rules.keep.size > 0:
         if not partly:
             seen[...] = 1
-        for i in range(seen.shape[0]):
-            row = keep[i0 + i, j0 : j0 + seen.shape[1]]
+        partly = True
+        for i in range(rows):
+            row = rules.keep[i0 + i, j0 : j0 + columns]
             if row.strides[0] == row.itemsize:
                 _and(close(row), seen[i])
             else:
                 _and(row, seen[i])
-        partly = True
-    return _share_seen(seen) if partly else WHOLE
+    return _box(seen) if partly else (False, 0, rows, 0, columns)
 
 
 def _mark_near_plain(q, k, least, most, seen):
@@ -63,39 +91,67 @@ def _and(keep, seen):
         seen[j] &= keep[j]
 
 
-def _share_seen_plain(seen):
-    return WHOLE if seen.all() else PARTLY if seen.any() else HIDDEN
+@kernel
+def _box(seen):
+    """What `sight` says of marks."""
+    rows, columns = seen.shape
+    r0, r1, c0, c1, every = rows, 0, 0, columns, True
+    anywhere = np.zeros(columns, np.uint8)
+    for i in range(rows):
+        if _some(seen[i], anywhere):
+            r0, r1 = min(r0, i), i + 1
+        every = every and _every(seen[i])
+    if every:
+        return False, 0, rows, 0, columns
+    while c0 < columns and not anywhere[c0]:
+        c0 += 1
+    while c1 > c0 and not anywhere[c1 - 1]:
+        c1 -= 1
+    return True, min(r0, r1), r1, c0 // STEP * STEP, min((c1 + STEP - 1) // STEP * STEP, columns)
 
 
-@kernel(plain=_share_seen_plain)
-def _share_seen(seen):
-    some, every = np.uint8(0), np.uint8(1)
-    for i in range(seen.shape[0]):
-        for j in range(seen.shape[1]):
-            some |= seen[i, j]
-            every &= seen[i, j]
-    return WHOLE if every else PARTLY if some else HIDDEN
+def _some_plain(row, anywhere):
+    anywhere |= row
+    return row.any()
+
+
+@kernel(plain=_some_plain)
+def _some(row, anywhere):
+    """Whether a row has a mark; marks are gathered in `anywhere`."""
+    mark = row.dtype.type(0)
+    for j in range(row.shape[0]):
+        mark |= row[j]
+        anywhere[j] |= row[j]
+    return mark != 0
+
+
+@kernel(plain=lambda row: row.all())
+def _every(row):
+    mark = row.dtype.type(1)
+    for j in range(row.shape[0]):
+        mark &= row[j]
+    return mark != 0
 
 
 @kernel
-def finish_scores(x, slope, bias, i0, j0, scale, softcap, partly, seen):
-    """Turns the raw products x of a tile into scores: scaled and capped, plus the bias (T, S), -inf if not seen.
+def finish_scores(x, slope, rules, i0, j0, partly, seen):
+    """Turns the raw products x of a tile into scores: scaled and capped, plus the bias, -inf if not seen.
 
-    softcap 0 is none. Else slope = 1 - tanh^2, its derivative; who does not want that passes x itself.
+    With a soft cap, slope = 1 - tanh^2, its derivative; who does not want that passes x itself.
     """
-    if softcap > 0:
-        _cap(x, slope, scale / softcap, softcap)
+    if rules.softcap > 0:
+        _cap(x, slope, rules.scale / rules.softcap, rules.softcap)
     else:
-        tile_times(x, scale)
-    if bias.size > 0:
-        for i in range(x.shape[0]):
-            row = bias[i0 + i, j0 : j0 + x.shape[1]]
+        tile_times(x, rules.scale)
+    for i in range(x.shape[0]):
+        if rules.bias.size > 0:
+            row = rules.bias[i0 + i, j0 : j0 + x.shape[1]]
             if row.strides[0] == row.itemsize:
                 _add(close(row), x[i])
             else:
                 _add(row, x[i])
-    if partly:
-        _hide(x, seen)
+        if partly:
+            _hide(x[i], close(seen[i]))
 
 
 def _cap_plain(x, slope, inner, cap):
@@ -125,21 +181,17 @@ def _hide_plain(x, seen):
 
 @kernel(plain=_hide_plain)
 def _hide(x, seen):
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            x[i, j] = x[i, j] if seen[i, j] else -np.inf
+    for j in range(x.shape[0]):
+        x[j] = x[j] if seen[j] else -np.inf
 
 
 @kernel
-def drop_tile(x, first, step, limit, scale, seed):
-    """x * scale where an element's random bits are above the limit, else 0, in place.
-
-    Element (i, j) has the number first + i * step + j, its place in an array (B, H, T, S).
-    """
+def drop_tile(x, rules, i0, j0):
+    """Dropout of a tile, in place: x * drop_scale where an element's random bits are above the limit, else 0."""
     bits = np.empty(x.shape[1], np.uint32)
     for i in range(x.shape[0]):
-        fill_bits(seed, first + i * step, bits)
-        _drop(x[i], bits, limit, scale)
+        fill_bits(rules.seed, rules.first + (i0 + i) * rules.keys + j0, bits)
+        _drop(x[i], bits, rules.drop_limit, rules.drop_scale)
 
 
 def _drop_plain(x, bits, limit, scale):

@@ -1,8 +1,7 @@
 """Building blocks of fused attention on tiles, the small matrices that stay in the cache.
 
-A pass over a tile is a function of its own with one array in its inner loop: LLVM then keeps its constants in
-registers over all rows, and need not fear that arrays overlap. Row by row, the constants alone cost 25 ns a row.
-Sums may be reassociated, so that they run in vector lanes; their order depends on the tile's width alone.
+A pass over a tile is one function, so that constants stay in registers over all its rows: row by row, loading them
+costs more than a row of 128 elements.
 """
 
 import numpy as np
@@ -11,7 +10,8 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import JIT, kernel
-from tinygrad_qkv.kernels.scalars import exp, of_rank, rank
+from tinygrad_qkv.kernels.passes import row_pass
+from tinygrad_qkv.kernels.rows import row_max
 
 
 @intrinsic
@@ -35,7 +35,7 @@ def _itself(x):
 any_strides = _any_strides if JIT else _itself
 # A row whose elements the caller knows to lie side by side, as an array of that type: its loops are vectorised.
 close = _close if JIT else _itself
-LANES = frozenset({"reassoc", "contract"})  # a sum in lanes; NaN and inf keep their meaning
+LOWEST = -3e38
 # What tile_product does to its result. A literal True or False would be a type of its own, and another compilation.
 ADD, SET = np.True_, np.False_
 
@@ -54,42 +54,25 @@ def matrix(room, rows, columns):
     return room[: rows * columns].reshape((rows, columns))
 
 
-def _tile_max_plain(x, out):
-    out[:] = x.max(1)
-
-
-@kernel(plain=_tile_max_plain)
+@kernel
 def tile_max(x, out):
-    """out[i] = max(x[i]). NaN counts as any number may: the exponential of its row meets it again."""
+    """out[i] = max(x[i])."""
     for i in range(x.shape[0]):
-        top = rank(x[i, 0])
-        for j in range(x.shape[1]):
-            top = max(top, rank(x[i, j]))
-        out[i] = of_rank(top)
+        out[i] = row_max(x[i])
 
 
-@kernel(plain=np.subtract)
-def _minus(a, b):
-    """a - b, without the liberties of its caller: of a fused product the row's maximum, rounded, would not leave 0."""
-    return a - b
+@row_pass(into=1, folds=(np.add,))
+def _exp_scaled(x, scale, shift):
+    # The maximum keeps product and difference apart: fused, they would not leave 0 of the row's largest score.
+    e = np.exp(np.maximum(LOWEST, x * scale) - shift)
+    return e, e
 
 
-def _tile_exp_plain(x, scale, shift, sums):
-    exp(x * scale - shift[:, None], out=x)
-    sums[:] = x.sum(1)
-
-
-@kernel(plain=_tile_exp_plain, fastmath=LANES)
+@kernel
 def tile_exp(x, scale, shift, sums):
     """x[i] = exp(x[i] * scale - shift[i]); sums[i] = sum(x[i])."""
     for i in range(x.shape[0]):
-        s = shift[i]
-        total = x.dtype.type(0)
-        for j in range(x.shape[1]):
-            e = exp(_minus(x[i, j] * scale, s))
-            x[i, j] = e
-            total += e
-        sums[i] = total
+        sums[i] = _exp_scaled(x[i], scale, shift[i], x[i])
 
 
 def _tile_times_plain(x, factor):
