@@ -160,20 +160,18 @@ def _run_on_arrays(
 ) -> dict[Node, Tensor]:
     """The ordinary pass.  This loop is half of what a small op costs, so it calls little."""
     found: dict[Node, Tensor] = {}
-    parent: Any
     grads: dict[Any, Any] = dict.fromkeys(order)  # what has arrived at each node so far
     grads.update((node, g._data) for node, g in seeds.items() if node in grads)
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
+    parent: Any
     for node in order:
         g = grads.pop(node)
-        passed_on = node in owned and len(node.parents) == 1
-        if node in wanted:
-            found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
-            passed_on = False
         if node.value is not None and node.parents:
             node.grad = Tensor.wrap(g.copy())
-        if node in ends:
-            continue
+        if node in wanted:
+            found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
+            if node in ends:
+                continue
         inputs = _inputs(node, g) if node.saved else (g,)
         rules: Any = node.pullbacks
         parts = None if type(rules) is tuple else rules(*inputs)
@@ -186,8 +184,10 @@ def _run_on_arrays(
                 part = _fit(part, node, i, parent)
             if held is None:
                 grads[parent] = part
-                if part.size > COPIED_FREELY and _is_ours(part, inputs, parts, passed_on):
-                    owned.add(parent)
+                if part.size > COPIED_FREELY:
+                    passed_on = node in owned and node not in wanted and len(node.parents) == 1
+                    if _is_ours(part, inputs, parts, passed_on):
+                        owned.add(parent)
             elif parent in owned:
                 held += part
             else:
@@ -214,12 +214,12 @@ def _run_on_tensors(
     useful, grads = set(order), dict(seeds)
     for node in order:
         g = grads.pop(node)
-        if node in wanted:
-            found[node] = g.clone()
         if node.value is not None and node.parents:
             node.grad = g.detach()
-        if node in ends:
-            continue
+        if node in wanted:
+            found[node] = g.clone()
+            if node in ends:
+                continue
         saved = [Tensor.wrap(np.asarray(node.output), node.memory, node) if s is OUTPUT else s for s in node.saved]
         rules: Any = node.pullbacks
         parts = None if type(rules) is tuple else rules(g, *saved)
