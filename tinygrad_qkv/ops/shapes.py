@@ -20,7 +20,7 @@ def _sizes(given: tuple) -> tuple[int, ...]:
     if len(given) == 1 and isinstance(given[0], (tuple, list)):
         given = tuple(given[0])
     try:
-        return tuple(operator.index(n) for n in given)
+        return tuple(map(operator.index, given))
     except TypeError:
         raise TypeError(f"sizes, axes and counts are integers, got {given}; write n // 2, not n / 2") from None
 
@@ -30,13 +30,16 @@ def reshape(x: Operand, *shape: Any) -> Tensor:
     x = tensor(x)
     sizes = _sizes(shape)
     try:
-        y = np.reshape(x._data, sizes)
+        y = x._data.reshape(sizes)
     except ValueError:
         given = math.prod(n for n in sizes if n != -1)
         why = {0: f"that is {given}", 1: f"the size -1 would be {x.size} / {given}"}
         reason = why.get(sizes.count(-1), "only one size may be -1")
         raise ValueError(f"cannot reshape {x.shape} ({x.size} elements) to {sizes}: {reason}") from None
-    return record(y, "reshape", (x,), (x.shape,), (lambda g, shape: np.reshape(g, shape),), ("dx = reshape(g, shape)",))
+    return record(y, "reshape", (x,), (x.shape,), RESHAPE_RULES, ("dx = reshape(g, shape)",))
+
+
+RESHAPE_RULES = (lambda g, shape: np.reshape(g, shape),)
 
 
 def view(x: Operand, *shape: Any) -> Tensor:
@@ -64,16 +67,20 @@ def permute(x: Operand, *axes: Any) -> Tensor:
     order = normalize_axis_tuple(_sizes(axes), x.ndim, "axes", allow_duplicate=True)
     if sorted(order) != list(range(x.ndim)):
         raise ValueError(f"permute of {x.ndim} axes (shape {x.shape}) needs each of them once, got {_sizes(axes)}")
-    rule = lambda g, back: np.transpose(g, back)
-    back = tuple(np.argsort(order).tolist())
-    return record(np.transpose(x._data, order), "permute", (x,), (back,), (rule,), ("dx = permute(g, back)",))
+    back = tuple(sorted(range(x.ndim), key=order.__getitem__))
+    return record(x._data.transpose(order), "permute", (x,), (back,), PERMUTE_RULES, ("dx = permute(g, back)",))
+
+
+PERMUTE_RULES = (lambda g, back: np.transpose(g, back),)
 
 
 def swapaxes(x: Operand, i: int, j: int) -> Tensor:
     """Two axes swapped."""
     x = tensor(x)
-    rule = lambda g, i, j: np.swapaxes(g, i, j)
-    return record(np.swapaxes(x._data, i, j), "swapaxes", (x,), (i, j), (rule,), ("dx = swapaxes(g, i, j)",))
+    return record(x._data.swapaxes(i, j), "swapaxes", (x,), (i, j), SWAPAXES_RULES, ("dx = swapaxes(g, i, j)",))
+
+
+SWAPAXES_RULES = (lambda g, i, j: np.swapaxes(g, i, j),)
 
 
 def squeeze(x: Operand, axis: Any = None) -> Tensor:
@@ -82,15 +89,14 @@ def squeeze(x: Operand, axis: Any = None) -> Tensor:
     for i in () if axis is None else normalize_axis_tuple(axis, x.ndim, "axis"):
         if x.shape[i] != 1:
             raise ValueError(f"squeeze takes away axes of size 1; axis {i} of shape {x.shape} has size {x.shape[i]}")
-    rule = lambda g, shape: np.reshape(g, shape)
-    return record(np.squeeze(x._data, axis), "squeeze", (x,), (x.shape,), (rule,), ("dx = reshape(g, shape)",))
+    return record(np.squeeze(x._data, axis), "squeeze", (x,), (x.shape,), RESHAPE_RULES, ("dx = reshape(g, shape)",))
 
 
 def unsqueeze(x: Operand, axis: Any) -> Tensor:
     """With a new axis of size 1 at `axis` of the result (or several, for a tuple)."""
     x = tensor(x)
-    rule = lambda g, shape: np.reshape(g, shape)
-    return record(np.expand_dims(x._data, axis), "unsqueeze", (x,), (x.shape,), (rule,), ("dx = reshape(g, shape)",))
+    y = np.expand_dims(x._data, axis)
+    return record(y, "unsqueeze", (x,), (x.shape,), RESHAPE_RULES, ("dx = reshape(g, shape)",))
 
 
 def expand(x: Operand, *sizes: Any) -> Tensor:
