@@ -309,11 +309,11 @@ def test_a_program_without_stderr_compiles_too(saying):
 def test_one_compilation_serves_every_stride_and_read_only_arrays():
     x = np.ones((6, 5), np.float32)
     frozen = np.broadcast_to(x[0], (6, 5))
-    from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks
+    from tinygrad_qkv.kernels.matmul import _four_axes, _tiles
 
     for a in (x, x[::-1], np.asfortranarray(x), frozen, x[:, ::-1]):
         out = np.empty((6, 6), np.float32)
-        _in_blocks(*_four_axes(a, a.T, out), parallel=True)
+        _tiles(*_four_axes(a, a.T, out), 2**15, 2**19, parallel=True)
         assert (out == 5).all()
     form = compiling.KERNELS["matmul._tiles"].form(x.dtype, True)
     assert len(form.signatures) == 1

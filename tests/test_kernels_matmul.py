@@ -10,19 +10,29 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv.kernels import matmul
-from tinygrad_qkv.kernels import panels as packing
 from tinygrad_qkv.kernels.compile import host_features
-from tinygrad_qkv.kernels.matmul import DEPTH, NUMPY_BELOW, PARALLEL_FROM, _four_axes, _in_blocks
+from tinygrad_qkv.kernels.matmul import (
+    NUMPY_BELOW,
+    NUMPY_EACH_BELOW,
+    NUMPY_VECTOR_BELOW,
+    PARALLEL_FROM,
+    _four_axes,
+    _plan,
+    _tiles,
+)
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns
 
 DTYPES = [np.float32, np.float64]
 RNG = np.random.default_rng(0)
 
 
-def tiled(a, b):
-    """The product by our own kernel, at sizes that matmul would leave to NumPy."""
+SMALL_CACHES = 16 * block_columns(4) * 4, 4 * BLOCK_ROWS * 16 * 4 * 2  # stretches of 16 k, tiles of two blocks
+
+
+def tiled(a, b, caches=SMALL_CACHES):
+    """The product by our own kernel, at sizes that matmul would leave to NumPy, in the tiles of these cache sizes."""
     out = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, a.dtype)
-    _in_blocks(*_four_axes(a, b, out), parallel=True)
+    _tiles(*_four_axes(a, b, out), *caches, parallel=True)
     return out
 
 
@@ -59,10 +69,31 @@ def test_sizes_around_every_block(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("depth", [DEPTH - 1, DEPTH, DEPTH + 1, 2 * DEPTH + 1])
-def test_long_sums_are_added_up_over_passes(dtype, depth):
-    a, b = RNG.standard_normal((17, depth)).astype(dtype), RNG.standard_normal((depth, 37)).astype(dtype)
-    assert_product(tiled(a, b), a, b)
+@pytest.mark.parametrize("depth", [15, 16, 17, 24, 25, 33, 601])
+def test_long_sums_are_added_up_over_stretches_of_k(dtype, depth):
+    a, b = RNG.standard_normal((67, depth)).astype(dtype), RNG.standard_normal((depth, 131)).astype(dtype)
+    for left, right in itertools.product(layouts(a), layouts(b)):
+        assert_product(tiled(left, right), a, b)
+
+
+@pytest.mark.parametrize("caches", [SMALL_CACHES, (32 * 2**10, 256 * 2**10), (48 * 2**10, 2**20), (2**20, 2**24)])
+def test_the_tiles_cover_every_element_once_whatever_the_caches(caches):
+    """Whole numbers whose products are exact; rows enough for packing."""
+    for rows, depth, columns in ((1, 401, 601), (613, 401, 1), (401, 67, 613), (1031, 3, 71), (67, 613, 401)):
+        a, b = RNG.integers(-9, 9, (rows, depth)), RNG.integers(-9, 9, (depth, columns))
+        for right in (b.astype(np.float32), np.asfortranarray(b.astype(np.float32))):
+            np.testing.assert_array_equal(tiled(a.astype(np.float32), right, caches), a @ b)
+
+
+def test_what_is_packed():
+    """The right operand, where its rows are none in memory, or where it is large and meets many rows of the left."""
+    few, many = (np.broadcast_to(np.float32(1), (1, 1, 64, rows)) for rows in (300, 512))
+    b, out = np.ones((1, 1, 64, 4096), np.float32), np.ones((1, 1, 512, 4096), np.float32)
+    packs = [
+        bool(_plan(a, right, out[:, :, : a.shape[3], : right.shape[3]], 2**15, 2**19)[-1])
+        for a, right in ((few, b), (many, b), (many, b[..., :64]), (few, b.reshape(1, 1, 4096, 64).swapaxes(2, 3)))
+    ]
+    assert packs == [False, True, False, True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -97,33 +128,43 @@ def test_attention_heads_as_strided_views():
     assert_product(tiled(heads, heads.swapaxes(-1, -2)), heads, heads.swapaxes(-1, -2))
 
 
-def test_blocks_of_a_matrix_larger_than_the_working_memory(monkeypatch):
-    module = sys.modules["tinygrad_qkv.kernels.matmul"]
-    monkeypatch.setattr(module, "SIDE", 40)
-    a, b = RNG.standard_normal((3, 2, 101, 13)), RNG.standard_normal((2, 13, 97))
-    assert_product(tiled(a, b), a, b)
-    a, b = RNG.standard_normal((5, 7, 3, 13)), RNG.standard_normal((5, 1, 13, 2))
-    assert_product(tiled(a, b), a, b)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("right", [lambda b: b, np.asfortranarray])
+def test_public_function_on_both_sides_of_each_size_rule(dtype, right):
+    for m, k, n in ((5, 7, 11), (63, 64, 65), (64, 64, 64), (64, 64, 67), (89, 97, 101), (257, 127, 131)):
+        a, b = RNG.standard_normal((m, k)).astype(dtype), RNG.standard_normal((k, n)).astype(dtype)
+        got = matmul(a, right(b))
+        assert got.flags.c_contiguous and got.flags.writeable
+        assert_product(got, a, b)
+    assert 257 * 127 * 131 > PARALLEL_FROM["matmul"] > 89 * 97 * 101 > 64 * 64 * 67 >= NUMPY_BELOW > 64**3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_public_function_on_both_sides_of_the_size_rule(dtype):
-    for m, k, n in ((5, 7, 11), (63, 64, 65), (61, 67, 71), (1, 601, 607), (607, 601, 1), (257, 127, 131)):
+def test_vectors_on_either_side(dtype):
+    for m, k, n in (
+        (1, 95, 97),
+        (97, 95, 1),
+        (1, 9217, 1),
+        (1, 1201, 907),
+        (907, 1201, 1),
+        (907, 1, 1201),
+        (2, 907, 601),
+    ):
         a, b = RNG.standard_normal((m, k)).astype(dtype), RNG.standard_normal((k, n)).astype(dtype)
-        got = matmul(a, b)
-        assert got.flags.c_contiguous
-        assert_product(got, a, b)
-    assert 257 * 127 * 131 > PARALLEL_FROM["matmul"] > 61 * 67 * 71 > NUMPY_BELOW > 63 * 64 * 65 - 1
+        for left, right in ((a, b), (np.asfortranarray(a), np.asfortranarray(b)), (a[::-1, ::-1], b[::-1, ::-1])):
+            assert_product(matmul(left, right), left, right)
+    assert 1201 * 907 > NUMPY_VECTOR_BELOW > 95 * 97
 
 
 @pytest.mark.parametrize("left", range(4))
 @pytest.mark.parametrize("right", range(4))
 def test_a_batch_of_small_products_in_every_layout(left, right):
-    """NumPy computes those that suit its BLAS, our kernel the others."""
-    a = list(layouts(RNG.standard_normal((3, 29, 31, 17))))[left]
-    b = list(layouts(RNG.standard_normal((29, 17, 37))))[right]
-    assert 3 * 29 * 31 * 17 * 37 > NUMPY_BELOW > 31 * 17 * 37
-    assert_product(matmul(a, b), a, b)
+    """NumPy computes the smallest of them, our kernel the others."""
+    for m in (7, 31):
+        a = list(layouts(RNG.standard_normal((3, 29, m, 17))))[left]
+        b = list(layouts(RNG.standard_normal((29, 17, 37))))[right]
+        assert_product(matmul(a, b), a, b)
+    assert 31 * 17 * 37 > NUMPY_EACH_BELOW > 7 * 17 * 37
 
 
 @pytest.mark.parametrize(
@@ -185,22 +226,10 @@ def test_errors_name_both_sides():
         matmul(a, np.ones((3, 2), np.int64))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_panels_hold_the_operand_and_zeros_past_its_edge(dtype):
-    width = block_columns(np.dtype(dtype).itemsize)
-    for pack, lines in ((packing.pack_left, BLOCK_ROWS), (packing.pack_right, width)):
-        for depth, valid in itertools.product((1, 15, 16, 33), (lines, lines - 1, 1)):
-            for source in layouts(RNG.standard_normal((depth, valid)).astype(dtype)):
-                panel = np.full((depth, lines), np.nan, dtype)
-                pack(source, panel)
-                np.testing.assert_array_equal(panel[:, :valid], source)
-                assert (panel[:, valid:] == 0).all()
-
-
 GUARDED = """
 import ctypes, itertools, mmap
 import numpy as np
-from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks
+from tinygrad_qkv.kernels.matmul import _four_axes, _tiles
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -222,7 +251,7 @@ for (m, k, n), at_end in itertools.product([(14, 16, 32), (13, 17, 31), (1, 1, 1
         b = guarded((n, k), at_end).T if transposed else guarded((k, n), at_end)
         out = guarded((m, n), at_end)
         a[...], b[...] = 1, 2
-        _in_blocks(*_four_axes(a, b, out), parallel=False)
+        _tiles(*_four_axes(a, b, out), 2**15, 2**19, parallel=False)
         assert (out == 2 * k).all()
 print("untouched")
 """
@@ -237,7 +266,7 @@ def test_nothing_past_the_ends_of_the_arrays_is_touched():
 WIDTHS = """
 import itertools
 import numpy as np
-from tinygrad_qkv.kernels.matmul import _four_axes, _in_blocks
+from tinygrad_qkv.kernels.matmul import _four_axes, _tiles
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, VECTOR_BYTES, block_columns
 
 rng = np.random.default_rng(0)
@@ -246,7 +275,7 @@ for m, k, n in itertools.product((1, BLOCK_ROWS, BLOCK_ROWS + 1), (1, 33), (1, w
     a, b = rng.integers(-9, 9, (m, k)).astype(np.float32), rng.integers(-9, 9, (k, n)).astype(np.float32)
     for left, right in ((a, b), (np.asfortranarray(a), np.asfortranarray(b))):
         out = np.empty((m, n), np.float32)
-        _in_blocks(*_four_axes(left, right, out), parallel=False)
+        _tiles(*_four_axes(left, right, out), 2**15, 2**19, parallel=False)
         assert (out == a @ b).all(), (m, k, n)
 print(VECTOR_BYTES)
 """

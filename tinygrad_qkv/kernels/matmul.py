@@ -1,7 +1,6 @@
-"""Matrix product: packed panels, a register block of fused multiply-adds, tiles shared out over threads."""
+"""Matrix product: tiles of the result shared out over threads, each computed from its operands in place."""
 
 import math
-import threading
 
 import numpy as np
 from numba import prange
@@ -10,52 +9,63 @@ from numba.core import types
 from tinygrad_qkv.kernels.arrays import native
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
-from tinygrad_qkv.kernels.panels import pack_left, pack_right
+from tinygrad_qkv.kernels.cpu_caches import cache_sizes
+from tinygrad_qkv.kernels.panels import pack, read_only
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns, tile_product
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
-DEPTH = 256  # longest stretch of k in one pass: a panel of the right operand (DEPTH x 128 bytes) then fits into L1
-SIDE = 4096  # most rows, and most columns, packed at once: bounds the working memory to SIDE * DEPTH elements a side
-# NumPy's BLAS computes a product of two matrices on one thread below so many multiply-adds, one with a vector below
-# the second number. A batch of such products goes to NumPy whatever its length: it needs no packing there.
-NUMPY_BELOW, NUMPY_VECTOR_BELOW = 2**18, 9216
-TASKS = 64  # tiles are split among columns too until there are as many tasks, so that threads come out even
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+# Multiply-adds below which NumPy's BLAS computes a product of two matrices on one thread, one with a vector, and one of
+# a batch, where the others are computed here: up to there its calls cost less than a kernel's.
+NUMPY_BELOW, NUMPY_VECTOR_BELOW, NUMPY_EACH_BELOW = 2**18 + 1, 9216, 2**13
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n].
 
     a (..., M, K), b (..., K, N), both float32 or both float64, any strides; leading axes broadcast. Gives a new
-    C-contiguous array (..., M, N). Integers and bools take NumPy's own product.
-    Small products go to NumPy as well, and batches of them, up to the sizes that its BLAS computes on one thread: two
-    pools of threads in one process slow each other down.
+    C-contiguous array (..., M, N). Integers and bools take NumPy's own product. Small products go to NumPy as well, up
+    to the sizes that its BLAS computes on one thread: two pools of threads in one process slow each other down.
     Errors: ValueError for shapes that do not fit, TypeError for other or unlike dtypes.
     """
+    dtype = a.dtype
+    if dtype is b.dtype and (dtype is FLOAT32 or dtype is FLOAT64) and a.ndim == 2 == b.ndim and a.shape[1] == len(b):
+        rows, columns = len(a), b.shape[1]
+        work = rows * b.size
+        if work < NUMPY_VECTOR_BELOW or (work < NUMPY_BELOW and rows > 1 < columns):
+            return a.dot(b)  # without the half microsecond that np.matmul spends on its dispatch
+        if a.flags.aligned and b.flags.aligned:
+            if work < PARALLEL_FROM["matmul"] and b.strides[1] == b.itemsize:
+                out = np.empty((rows, columns), dtype)
+                _two_matrices(a.T, b, out, parallel=False)
+            else:
+                out = empty((rows, columns), dtype)
+                views = a.T[None, None], b[None, None], out[None, None]
+                _tiles(*views, *cache_sizes(), parallel=work >= PARALLEL_FROM["matmul"])
+            return out
+    return _any_product(a, b)
+
+
+def _any_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product of batches, and of whatever the quick ways of `matmul` do not take."""
     _check_shapes(a, b)
     if a.dtype.kind in "biu" and b.dtype.kind in "biu":
         return np.ascontiguousarray(np.matmul(a, b))
     a, b = native(a, "matmul"), native(b, "matmul")
     if a.dtype != b.dtype:
         raise TypeError(f"matmul needs operands of one dtype, got {a.dtype} and {b.dtype}: convert one with astype")
-    (rows, depth), columns = a.shape[-2:], b.shape[-1]
-    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim + b.ndim > 4 else ()
-    out_shape = (*lead, rows, columns)
-    work = math.prod(out_shape) * depth
-    if work == 0:
-        return np.zeros(out_shape, a.dtype)
-    least = NUMPY_VECTOR_BELOW if min(rows, columns) == 1 else NUMPY_BELOW
-    each = work if b.size == depth * columns else rows * columns * depth  # one right operand for all: one tall product
-    if work < least or (each < least and _suits_blas(a) and _suits_blas(b)):
+    lead = a.shape[:-2]
+    if lead != b.shape[:-2]:
+        lead = np.broadcast_shapes(lead, b.shape[:-2])
+    rows, depth, columns = *a.shape[-2:], b.shape[-1]
+    each = rows * depth * columns
+    work = math.prod(lead) * each
+    least = NUMPY_VECTOR_BELOW if 1 in (rows, columns) else NUMPY_BELOW
+    if each < least and work < (PARALLEL_FROM["matmul"] if each < NUMPY_EACH_BELOW else NUMPY_BELOW):
         return np.ascontiguousarray(np.matmul(a, b))
-    out = empty(out_shape, a.dtype)
-    _in_blocks(*_four_axes(a, b, out), parallel=work >= PARALLEL_FROM["matmul"])
+    out = empty((*lead, rows, columns), a.dtype)
+    _tiles(*_four_axes(a, b, out), *cache_sizes(), parallel=work >= PARALLEL_FROM["matmul"])
     return out
-
-
-def _suits_blas(x: np.ndarray) -> bool:
-    """Whether NumPy hands these matrices to its BLAS: rows or columns lie together, with steps forward between them."""
-    row, column = x.strides[-2:]
-    return min(row, column) == x.itemsize and max(row, column) % x.itemsize == 0
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
@@ -69,122 +79,108 @@ def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
 
 
 def _four_axes(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Views (or copies, where strides allow no view) of the arrays with two leading axes; 1 there means shared."""
-    if b.size == b.shape[-2] * b.shape[-1]:  # one right operand for all: a single tall product
-        a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
-        return a[None, None], b.reshape(1, 1, *b.shape[-2:]), out[None, None]
+    """a^T, b and out as views (or copies, where strides allow no view) with two leading axes, those of out."""
     lead = out.shape[:-2]
-    outer, inner = lead[:-1], lead[-1]
-
-    def four(x: np.ndarray) -> np.ndarray:
-        x = x.reshape((1,) * (out.ndim - x.ndim) + x.shape)
-        if math.prod(x.shape[:-3]) > 1:
-            x = np.broadcast_to(x, (*outer, *x.shape[-3:]))
-        return x.reshape(-1, *x.shape[-3:])
-
-    return four(a), four(b), out.reshape(-1, inner, *out.shape[-2:])
+    if lead and b.size == b.shape[-2] * b.shape[-1]:  # one right operand for all: a single tall product
+        a, b, out, lead = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1]), ()
+    a, b, out = (_two_leading_axes(x, lead) for x in (a, b, out))
+    return a.swapaxes(2, 3), b, out
 
 
-def _in_blocks(a: np.ndarray, b: np.ndarray, out: np.ndarray, parallel: bool) -> None:
-    """Fill `out` block by block, each so large that its packed panels fit into the working memory."""
-    outer, inner, rows, columns = out.shape
-    depth = _even_part(a.shape[-1], DEPTH)
-    row_step, column_step = _even_part(rows, SIDE), _even_part(columns, SIDE)
-    inner_step = min(inner, max(1, SIDE // max(row_step, column_step)))
-    outer_step = min(outer, max(1, SIDE // (max(row_step, column_step) * inner_step)))
-    if (outer_step, inner_step, row_step, column_step) == out.shape:
-        return _one_block(a.swapaxes(2, 3), b, out, depth, parallel)
-    for i in range(0, outer, outer_step):
-        for j in range(0, inner, inner_step):
-            lead = slice(i, i + outer_step), slice(j, j + inner_step)
-            for m in range(0, rows, row_step):
-                for n in range(0, columns, column_step):
-                    left, right = slice(m, m + row_step), slice(n, n + column_step)
-                    _one_block(
-                        _lead(a, lead)[..., left, :].swapaxes(2, 3),
-                        _lead(b, lead)[..., right],
-                        out[*lead, left, right],
-                        depth,
-                        parallel,
-                    )
+def _two_leading_axes(x: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
+    if x.shape[:-2] != lead:
+        x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
+    return x if len(lead) == 2 else x.reshape(-1, lead[-1] if lead else 1, *x.shape[-2:])
 
 
-def _even_part(length: int, most: int) -> int:
-    """The length of the parts when `length` is split evenly into as few as hold at most `most`."""
-    return -(-length // -(-length // most))
+@kernel
+def _even_part(length, most):
+    """The length of the parts when `length` is split evenly into parts of about `most`, at most half as much again."""
+    parts = max(1, (2 * length + most) // (2 * most))
+    return (length + parts - 1) // parts
 
 
-def _lead(x: np.ndarray, lead: tuple[slice, slice]) -> np.ndarray:
-    """The leading slices of x, whole where its axis is shared."""
-    return x[tuple(part if size > 1 else slice(None) for part, size in zip(lead, x.shape[:2], strict=True))]
+def _two_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    return array_in(scalar, 2, "A"), array_in(scalar, 2, "A"), array_out(scalar, 2)
 
 
-def _one_block(a_t: np.ndarray, b: np.ndarray, out: np.ndarray, depth: int, parallel: bool) -> None:
-    width = block_columns(out.itemsize)
-    row_panels, column_panels = -(-out.shape[2] // BLOCK_ROWS), -(-out.shape[3] // width)
-    left = a_t.shape[0] * a_t.shape[1] * row_panels * BLOCK_ROWS * depth
-    right = b.shape[0] * b.shape[1] * column_panels * width * depth
-    work = _working_memory(out.dtype, left + right)
-    column_tasks = min(column_panels, -(-TASKS // (out.shape[0] * out.shape[1] * row_panels)))
-    _tiles(a_t, b, out, work[right:], work[:right], depth, column_tasks, parallel=parallel)
+@kernel(arguments=_two_types)
+def _two_matrices(a_t, b, out):
+    """out[m, n] = sum over k of a_t[k, m] * b[k, n], the rows of b contiguous, and all so small that it stays cached."""
+    tile_product(a_t, b, out, False)
 
 
-_kept = threading.local()
+def _four_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    strided = array_in(scalar, 4, "A")
+    return strided, strided, array_out(scalar, 4), types.intp, types.intp
 
 
-def _working_memory(dtype: np.dtype, size: int) -> np.ndarray:
-    """An array of `size` elements that starts a cache line, kept for the next call of this Python thread.
-
-    Fresh pages would cost as much as the packing itself.
-    """
-    room = getattr(_kept, "bytes", None)
-    need = size * dtype.itemsize
-    if room is None or room.size < need:
-        fresh = np.empty(need + 64, np.uint8)
-        start = -fresh.ctypes.data % 64
-        room = _kept.bytes = fresh[start : start + need]
-    return room[:need].view(dtype)
+TASK, TASKS = 2**18, 16
 
 
-def _tile_types(scalar: types.Type) -> tuple[types.Type, ...]:
-    strided, packed = array_in(scalar, 4, "A"), array_out(scalar, 1)
-    return strided, strided, array_out(scalar, 4, "A"), packed, packed, types.intp, types.intp
+@kernel
+def _plan(a_t, b, out, l1, l2):
+    """Depth of a stretch of k, rows of a tile product, parts of out's rows and columns, and whether b is packed."""
+    matrices, rows, columns, length = out.shape[0] * out.shape[1], out.shape[2], out.shape[3], b.shape[2]
+    size, width = out.itemsize, block_columns(out.itemsize)
+    row_blocks, column_blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS, (columns + width - 1) // width
+    depth = _even_part(length, l1 // (width * size))
+    fit = l2 // 4 // (depth * size)  # so many rows of a, and columns of b, take a quarter of the cache each
+    height = max(1, fit // BLOCK_ROWS) * BLOCK_ROWS
+    packing = (b.strides[3] != size and columns > 1) or (rows >= 384 and length * columns * size > l2 // 2)
+    wanted = max(1, min(matrices * rows * columns * length // TASK, TASKS) // matrices)
+    if packing:
+        wide = max(1, min(fit, 512 // size) // width)  # blocks of columns of a part
+        tall = l2 // 4 // (wide * width * size)  # rows, so that the part of out takes a quarter as well
+        column_parts = (column_blocks + wide - 1) // wide
+        more = min(rows // 256, (wanted + column_parts - 1) // column_parts)
+        row_parts = max((rows + tall - 1) // tall, more)
+    else:
+        row_parts = min(wanted, row_blocks if length * columns * size <= l2 // 2 else max(1, row_blocks // 8))
+        column_parts = min((wanted + row_parts - 1) // row_parts, column_blocks)
+    return depth, height, row_parts, column_parts, packing
 
 
-@kernel(arguments=_tile_types)
-def _tiles(a_t, b, out, left_room, right_room, depth, column_tasks):
+@kernel
+def _part(length, block, parts, number):
+    """Start and end of one of several parts of `length` that consist of whole blocks, as many in each as can be."""
+    blocks = (length + block - 1) // block
+    return number * blocks // parts * block, min((number + 1) * blocks // parts * block, length)
+
+
+@kernel
+def _tile(a_t, b, out, room, depth, height, packing):
+    """out = a_t^T b, for a_t (K, M), b (K, N) and out (M, N)."""
+    for k in range(0, b.shape[0], depth):
+        rows = b[k : k + depth]
+        if packing:
+            panel = room[: rows.shape[0], : rows.shape[1]]
+            pack(rows, panel)
+            rows = read_only(panel)
+        for m in range(0, out.shape[0], height):
+            tile_product(a_t[k : k + depth, m : m + height], rows, out[m : m + height], k > 0)
+
+
+@kernel(arguments=_four_types)
+def _tiles(a_t, b, out, l1, l2):
     """out[i, j, m, n] = sum over k of a_t[i, j, k, m] * b[i, j, k, n].
 
-    for each stretch of at most `depth` k, in order:
-        for each panel, in parallel: pack it
-        for each row panel and part of the column panels, in parallel: for each column panel: one register block
+    for each matrix and part of rows and columns, in parallel:
+        for each stretch of k: pack b's rows there, if need be; for each `height` rows: one tile product
     Every element of out is added up in the same order, whatever the tiles and threads.
     """
-    outer, inner, rows, columns = out.shape
-    height, width = BLOCK_ROWS, block_columns(out.itemsize)
-    row_panels, column_panels = (rows + height - 1) // height, (columns + width - 1) // width
-    lefts, rights = a_t.shape[0] * a_t.shape[1] * row_panels, b.shape[0] * b.shape[1] * column_panels
-    column_part = (column_panels + column_tasks - 1) // column_tasks
-    for k0 in range(0, b.shape[2], depth):
-        k1 = min(k0 + depth, b.shape[2])
-        left = left_room[: lefts * (k1 - k0) * height].reshape((lefts, k1 - k0, height))
-        right = right_room[: rights * (k1 - k0) * width].reshape((rights, k1 - k0, width))
-        for p in prange(lefts + rights):
-            if p < lefts:
-                i, m = p // row_panels, p % row_panels * height
-                part = a_t[i // a_t.shape[1], i % a_t.shape[1], k0:k1, m : min(m + height, rows)]
-                pack_left(part, left[p])
-            else:
-                i, n = (p - lefts) // column_panels, (p - lefts) % column_panels * width
-                part = b[i // b.shape[1], i % b.shape[1], k0:k1, n : min(n + width, columns)]
-                pack_right(part, right[p - lefts])
-        for task in prange(outer * inner * row_panels * column_tasks):
-            first = task % column_tasks * column_part
-            m = task // column_tasks % row_panels
-            matrix = task // (column_tasks * row_panels)
+    depth, height, row_parts, column_parts, packing = _plan(a_t, b, out, l1, l2)
+    inner, width, room_size = out.shape[1], block_columns(out.itemsize), (0, 0)
+    if packing:
+        # One block more than a part has: rows a whole number of pages apart would meet in the same lines of the cache.
+        room_size = depth, (b.shape[3] // width // column_parts + 2) * width
+    tiles = out.shape[0] * inner * row_parts * column_parts
+    tasks = min(tiles, 4 * TASKS)
+    for task in prange(tasks):
+        room = np.empty(room_size, out.dtype)
+        for number in range(task * tiles // tasks, (task + 1) * tiles // tasks):
+            matrix, part = number // (row_parts * column_parts), number % (row_parts * column_parts)
             i, j = matrix // inner, matrix % inner
-            l0 = (min(i, a_t.shape[0] - 1) * a_t.shape[1] + min(j, a_t.shape[1] - 1)) * row_panels
-            r0 = (min(i, b.shape[0] - 1) * b.shape[1] + min(j, b.shape[1] - 1)) * column_panels
-            for n in range(first, min(first + column_part, column_panels)):
-                tile = out[i, j, m * height : (m + 1) * height, n * width : (n + 1) * width]
-                tile_product(left[l0 + m], right[r0 + n], tile, k0 > 0)
+            m0, m1 = _part(out.shape[2], BLOCK_ROWS, row_parts, part // column_parts)
+            n0, n1 = _part(out.shape[3], width, column_parts, part % column_parts)
+            _tile(a_t[i, j, :, m0:m1], b[i, j, :, n0:n1], out[i, j, m0:m1, n0:n1], room, depth, height, packing)

@@ -143,6 +143,14 @@ class _Operands:
         self.c = builder.gep(as_bytes(builder, c.data), [builder.add(builder.mul(i, self.c_row), across)])
 
 
+def _leave_as_it_is(builder, jump) -> None:
+    """Keep LLVM from unrolling a loop that fills the registers as it stands: it would only take longer to compile."""
+    module = builder.module
+    node = module.add_metadata([ir.Constant(ir.IntType(64), len(module.metadata))])  # a number, so that it is a new one
+    node.operands = [node, module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])]
+    jump.set_metadata("llvm.loop", node)
+
+
 def _sums(builder, x: _Operands, a_rows: list, masks: list) -> list:
     """sums[i, v] = sum over k of a[k, i] * b[k, v], each sum a phi node of the loop and so a register."""
     lanes = x.lanes
@@ -164,7 +172,7 @@ def _sums(builder, x: _Operands, a_rows: list, masks: list) -> list:
     for phi, first, following in zip([k, a_at, b_at, *sums], starts, after_k + grown, strict=True):
         phi.add_incoming(first, before)
         phi.add_incoming(following, loop)
-    builder.cbranch(builder.icmp_signed("<", after_k[0], x.depth), loop, after)
+    _leave_as_it_is(builder, builder.cbranch(builder.icmp_signed("<", after_k[0], x.depth), loop, after))
     builder.position_at_end(after)
     totals = [builder.phi(lanes.vector) for _ in grown]
     for phi, value in zip(totals, grown, strict=True):

@@ -22,7 +22,7 @@ from tinygrad_qkv.locks import fork_safe_lock
 # these runs on one thread: waking another costs more than it saves. Measured with two cores; both forms take equally
 # long at these sizes. Units stand beside the numbers.
 PARALLEL_FROM = {
-    "matmul": 2**21,  # multiply-adds; smaller matrices than 2**18 go to NumPy, see matmul.py
+    "matmul": 2**20,  # multiply-adds; smaller matrices than 2**18 go to NumPy, see matmul.py
     "softmax": 2**15,  # elements
     "cross_entropy": 2**15,  # elements
     "layer_norm": 2**15,  # elements
