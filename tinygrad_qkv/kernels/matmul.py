@@ -106,7 +106,7 @@ def _two_types(scalar: types.Type) -> tuple[types.Type, ...]:
 
 @kernel(arguments=_two_types)
 def _two_matrices(a_t, b, out):
-    """out[m, n] = sum over k of a_t[k, m] * b[k, n], the rows of b contiguous, and all so small that it stays cached."""
+    """out[m, n] = sum over k of a_t[k, m] * b[k, n], b's rows contiguous, all so small that it stays cached."""
     tile_product(a_t, b, out, False)
 
 

@@ -4,8 +4,24 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import kernel
-from tinygrad_qkv.kernels.panels import _transposed
-from tinygrad_qkv.kernels.simd import VECTOR_BYTES, _Lanes, as_bytes, index
+from tinygrad_qkv.kernels.simd import VECTOR_BYTES, _Lanes, as_bytes, index, shuffle
+
+
+def _transposed(builder, rows):
+    """The square matrix whose rows are these vectors, transposed: each step swaps one bit of row and lane number."""
+    lanes = len(rows)
+    distance = 1
+    while distance < lanes:
+        swapped = list(rows)
+        for i in (i for i in range(lanes) if not i & distance):
+            # Numbers below `lanes` choose a lane of row i, the others one of its partner.
+            low = [lanes + (j ^ distance) if j & distance else j for j in range(lanes)]
+            high = [lanes + j if j & distance else j | distance for j in range(lanes)]
+            swapped[i] = shuffle(builder, rows[i], rows[i | distance], low)
+            swapped[i | distance] = shuffle(builder, rows[i], rows[i | distance], high)
+        rows = swapped
+        distance *= 2
+    return rows
 
 
 @intrinsic
