@@ -23,7 +23,7 @@ def reference(x, axis):
     [
         *((1, 1), (3, 2), (7, 13), (5, 257), (31, 1021), (2, 3, 5, 7)),
         *((19, 15), (9, 16), (17, 17), (6, 31), (7, 32), (5, 33), (3, 63), (3, 65)),  # around one and two registers
-        *((2, 3, 1025), (3, 511, 67), (1, 37, 1031)),  # several strips of columns, of both widths
+        *((2, 3, 1025), (2, 307, 259), (5, 127, 129)),  # strips of both widths side by side, tasks of several blocks
     ],
 )
 def test_values_and_pullbacks_over_every_axis(dtype, shape):
