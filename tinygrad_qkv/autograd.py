@@ -128,7 +128,8 @@ def record(
         nodes = [leaf_node(p) if isinstance(p, Tensor) else p for p in parents]
     node = out._node = Node(op, y, True, tuple(nodes), saved, pullbacks, formulas, module_frame.get())
     if saved and saved[0] is OUTPUT:
-        node.output, node.memory = y, memory_of(out)
+        node.output, node.memory = y, out._memory or Memory(out)
+        out._memory = node.memory
     if recording_mode.get():
         _keep_values(node, y, parents)
     return out

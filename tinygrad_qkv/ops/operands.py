@@ -54,11 +54,14 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
 
     Shapes that do not broadcast raise ValueError.
     """
-    if isinstance(a, Tensor) and isinstance(b, Tensor):  # nearly always
-        x, y = a._data, b._data
+    if isinstance(a, Tensor):  # nearly always one of these two
+        x = a._data
         dtype = x.dtype
-        if dtype is y.dtype and (dtype is FLOAT32 or dtype is FLOAT64) and x.shape == y.shape:
-            return a, b, x, y
+        if dtype is FLOAT32 or dtype is FLOAT64:
+            if type(b) is float:
+                return a, b, x, b
+            if isinstance(b, Tensor) and b._data.dtype is dtype and b._data.shape == x.shape:
+                return a, b, x, b._data
     a, b, x, y = promoted(a, b, to_float)
     if type(x) is np.ndarray and type(y) is np.ndarray and x.shape != y.shape:
         broadcast_together(x.shape, y.shape)
