@@ -17,6 +17,7 @@ from tinygrad_qkv.kernels.rows import row_add
 from tinygrad_qkv.kernels.softmax_rows import less_share, shift, times, weigh
 
 TASK = 2**16  # elements of a task, as far as widths allow: with its result it stays in the second cache, or nearly
+GROUP = 32  # lines that are added up by themselves, so that no number goes through many sums
 WIDTHS = 256, 1024  # columns of a strip, at least and at most: a pass over less costs more than its work
 
 
@@ -89,6 +90,13 @@ def _of_task(x, width, strips, task):
 
 
 @kernel
+def _lines(lines, strip):
+    """Three lines, as wide as the strip, for its maxima, for the sums of a group of lines and for those of all."""
+    m = strip.shape[1]
+    return lines[0, :m], lines[1, :m], lines[2, :m]
+
+
+@kernel
 def _top(x, top):
     """top = the maximum of each column of x (n, m)."""
     top[:] = -np.inf
@@ -100,14 +108,17 @@ def _top(x, top):
 def softmax_columns(x, y, width, strips):
     """y[o, :, i] = softmax(x[o, :, i]), for x and y (outer, n, inner)."""
     for task in prange(_tasks(x, width, strips)):
-        lines = np.empty((2, width), x.dtype)
+        lines = np.empty((3, width), x.dtype)
         for i in _of_task(x, width, strips, task):
             x_strip, y_strip = _strip(x, width, i), _strip(y, width, i)
-            top, total = lines[0, : x_strip.shape[1]], lines[1, : x_strip.shape[1]]
+            top, part, total = _lines(lines, x_strip)
             _top(x_strip, top)
             total[:] = 0
-            for k in range(x.shape[1]):
-                _add_exp_into(x_strip[k], top, total, y_strip[k], total)
+            for first in range(0, x.shape[1], GROUP):
+                part[:] = 0
+                for k in range(first, min(first + GROUP, x.shape[1])):
+                    _add_exp_into(x_strip[k], top, part, y_strip[k], part)
+                row_add(part, total)
             _inverse(total, total)
             for k in range(x.shape[1]):
                 times(y_strip[k], total, y_strip[k])
@@ -117,13 +128,16 @@ def softmax_columns(x, y, width, strips):
 def softmax_pullback_columns(y, g, dx, width, strips):
     """dx[o, :, i] = y[o, :, i] * (g[o, :, i] - sum(g[o, :, i] * y[o, :, i])), for y, g and dx (outer, n, inner)."""
     for task in prange(_tasks(y, width, strips)):
-        line = np.empty(width, y.dtype)
+        lines = np.empty((3, width), y.dtype)
         for i in _of_task(y, width, strips, task):
             y_strip, g_strip, dx_strip = _strip(y, width, i), _strip(g, width, i), _strip(dx, width, i)
-            total = line[: y_strip.shape[1]]
+            _, part, total = _lines(lines, y_strip)
             total[:] = 0
-            for k in range(y.shape[1]):
-                _add_product(y_strip[k], g_strip[k], total, total)
+            for first in range(0, y.shape[1], GROUP):
+                part[:] = 0
+                for k in range(first, min(first + GROUP, y.shape[1])):
+                    _add_product(y_strip[k], g_strip[k], part, part)
+                row_add(part, total)
             for k in range(y.shape[1]):
                 weigh(y_strip[k], g_strip[k], total, dx_strip[k])
 
@@ -132,14 +146,17 @@ def softmax_pullback_columns(y, g, dx, width, strips):
 def log_softmax_columns(x, y, width, strips):
     """y[o, :, i] = log_softmax(x[o, :, i]), for x and y (outer, n, inner)."""
     for task in prange(_tasks(x, width, strips)):
-        lines = np.empty((2, width), x.dtype)
+        lines = np.empty((3, width), x.dtype)
         for i in _of_task(x, width, strips, task):
             x_strip, y_strip = _strip(x, width, i), _strip(y, width, i)
-            top, total = lines[0, : x_strip.shape[1]], lines[1, : x_strip.shape[1]]
+            top, part, total = _lines(lines, x_strip)
             _top(x_strip, top)
             total[:] = 0
-            for k in range(x.shape[1]):
-                _add_exp(x_strip[k], top, total, total)
+            for first in range(0, x.shape[1], GROUP):
+                part[:] = 0
+                for k in range(first, min(first + GROUP, x.shape[1])):
+                    _add_exp(x_strip[k], top, part, part)
+                row_add(part, total)
             _log(total, total)
             for k in range(x.shape[1]):
                 shift(x_strip[k], top, total, y_strip[k])
@@ -149,12 +166,15 @@ def log_softmax_columns(x, y, width, strips):
 def log_softmax_pullback_columns(y, g, dx, width, strips):
     """dx[o, :, i] = g[o, :, i] - exp(y[o, :, i]) * sum(g[o, :, i]), for y, g and dx (outer, n, inner)."""
     for task in prange(_tasks(y, width, strips)):
-        line = np.empty(width, y.dtype)
+        lines = np.empty((3, width), y.dtype)
         for i in _of_task(y, width, strips, task):
             y_strip, g_strip, dx_strip = _strip(y, width, i), _strip(g, width, i), _strip(dx, width, i)
-            total = line[: y_strip.shape[1]]
+            _, part, total = _lines(lines, y_strip)
             total[:] = 0
-            for k in range(y.shape[1]):
-                row_add(g_strip[k], total)
+            for first in range(0, y.shape[1], GROUP):
+                part[:] = 0
+                for k in range(first, min(first + GROUP, y.shape[1])):
+                    row_add(g_strip[k], part)
+                row_add(part, total)
             for k in range(y.shape[1]):
                 less_share(y_strip[k], g_strip[k], total, dx_strip[k])
