@@ -90,8 +90,8 @@ def test_an_edited_building_block_is_never_stale(copy):
     assert copy.run() == f"{RIGHT} compiled"
     rows = copy.kernels / "rows.py"
     text = rows.read_text()
-    assert text.count("out[i] += x[i]") == 1
-    rows.write_text(text.replace("out[i] += x[i]", "out[i] += 2 * x[i]"))
+    assert text.count("return y + x\n") == 1
+    rows.write_text(text.replace("return y + x\n", "return y + 2 * x\n"))
     assert copy.run() == "[6.0, 6.0] compiled"
     assert copy.run() == "[6.0, 6.0] loaded"
     assert len(copy.files()) == 1  # the stale file was overwritten
@@ -322,10 +322,9 @@ def test_one_compilation_serves_every_stride_and_read_only_arrays():
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
 def test_options_that_hold_for_every_kernel():
     """No kernel assumes away NaN and inf, and all let other Python threads run."""
-    from tinygrad_qkv.kernels import rows
+    from tinygrad_qkv.kernels import passes, rows, vectors
 
-    for name in ("row_max", "row_sum", "row_dot", "row_sum_exp", "row_exp_into", "row_add"):
-        options = getattr(rows, name).targetoptions
-        assert options["nogil"] and options["error_model"] == "numpy"
-        allowed = options.get("fastmath") or set()
+    for block in (rows.row_add, passes.short_blocks):
+        assert block.targetoptions["nogil"] and block.targetoptions["error_model"] == "numpy"
+    for allowed in (vectors.CONTRACT, *(kernel._fastmath for kernel in compiling.KERNELS.values())):
         assert allowed is not True and not {"nnan", "ninf", "fast", "afn"} & set(allowed)
