@@ -13,10 +13,12 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 from tinygrad_qkv import kernels, locks
 from tinygrad_qkv.kernels import compile as compiling
 from tinygrad_qkv.kernels import progress
+from tinygrad_qkv.kernels.__main__ import all_kernels
 
 # Adds up rows 0..3 under the ids 0, 1, 1, 0; prints the result and whether it came from the disk.
 USE = """
@@ -322,9 +324,17 @@ def test_one_compilation_serves_every_stride_and_read_only_arrays():
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
 def test_options_that_hold_for_every_kernel():
     """No kernel assumes away NaN and inf, and all let other Python threads run."""
-    from tinygrad_qkv.kernels import passes, rows, vectors
+    from tinygrad_qkv.kernels import vectors
 
-    for block in (rows.row_add, passes.short_blocks):
-        assert block.targetoptions["nogil"] and block.targetoptions["error_model"] == "numpy"
-    for allowed in (vectors.CONTRACT, *(kernel._fastmath for kernel in compiling.KERNELS.values())):
-        assert allowed is not True and not {"nnan", "ninf", "fast", "afn"} & set(allowed)
+    blocks = {
+        name: value.targetoptions
+        for file in {kernel.function.__module__ for kernel in all_kernels()}
+        for name, value in vars(sys.modules[file]).items()
+        if isinstance(value, Dispatcher)
+    }
+    assert len(blocks) > 10
+    for name, options in [*blocks.items(), *((k.name, compiling._options(k._fastmath)) for k in all_kernels())]:
+        assert options["nogil"] and options["error_model"] == "numpy", name
+        allowed = options.get("fastmath") or set()
+        assert allowed is not True and not {"nnan", "ninf", "fast", "afn"} & set(allowed), name
+    assert not {"nnan", "ninf", "fast", "afn"} & set(vectors.CONTRACT)  # of the recorded passes
