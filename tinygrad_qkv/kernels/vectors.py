@@ -92,7 +92,7 @@ class Vector(np.lib.mixins.NDArrayOperatorsMixin):
             trees = [in_tree(self.builder, ufunc, parts[i : i + each]) for i in range(0, len(parts), each)]
             return Vector(self.builder, [across(self.builder, ufunc, trees)], rows=self.rows, numbers=True)
         vectors = [x for x in inputs if isinstance(x, Vector)]
-        widest = max(vectors, key=lambda x: (not x.numbers, len(x.registers)))
+        widest = max(vectors, key=lambda x: (not x.numbers, len(x.registers), x.masks is not None))
         columns = [widest.beside(x) for x in inputs]
         results = [FUNCTIONS[ufunc](self.builder, *registers) for registers in zip(*columns, strict=True)]
         return Vector(self.builder, results, widest.masks, widest.rows, widest.numbers)
