@@ -147,7 +147,7 @@ class _Graph(NamedTuple):
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms) -> _Graph:
     """The tensor graph, step by step."""
-    keep, bias = keep_and_bias(mask, k.shape[-2])
+    keep, bias = keep_and_bias(mask, q.shape[-2], k.shape[-2])
     scores = _capped_and_biased(q @ k.mT * terms.scale, bias, terms)
     sink = None if terms.sink is None else ops.unsqueeze(terms.sink, -1)
     if keep is None:

@@ -39,19 +39,18 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms, shape: tupl
     if terms.dropout_p and lead != shape[:-2]:
         return None
     B, H = (math.prod(lead[:-1]), lead[-1]) if len(lead) > 1 else (math.prod(lead), 1)
-    hides = not mask.attend is mask.bias is mask.lengths is mask.positions is None
     if mask.lengths is not None and not (all_finite(k) and all_finite(v)):  # padding may hold anything
         real = (np.arange(shape[-1]) < mask.lengths[..., None])[..., None]
         real = real.any(-3, keepdims=True) if real.ndim > 3 else real
         k, v = ops.where(real, k, 0), ops.where(real, v, 0)
-    if hides and not (all_finite(q) and all_finite(k) and all_finite(v)):
+    if mask.hides and not (all_finite(q) and all_finite(k) and all_finite(v)):
         return None
     compact = k.shape[:-2] == v.shape[:-2] and len(lead) > 1
     q, k, v = _four_axes(q, lead, H, False), _four_axes(k, lead, H, compact), _four_axes(v, lead, H, compact)
     rules = _rules(mask, terms, lead, (B, H, *shape[-2:]))
     bias = None if mask.bias is None else _bias(mask.bias, lead, (B, H, *shape[-2:])).astype(q.dtype)
     output, lse = fused_attention(q, k, v, bias, terms.sink, rules)
-    if hides and not (lse < math.inf).all():  # NaN too
+    if mask.hides and not (lse < math.inf).all():  # NaN too
         return None
     return output if len(lead) == 2 else output.reshape(*lead, *output.shape[-2:])
 
@@ -98,26 +97,27 @@ def _rules(mask: Mask, terms: Terms, lead: tuple[int, ...], four: tuple[int, ...
     keep = mask.attend
     if keep is not None and keep.ndim > 2 and len(lead) != 2:
         keep = keep[:, None] if len(lead) == 1 else np.broadcast_to(keep, (*lead, T, S)).reshape(four)
-    lengths, positions = mask.lengths, mask.positions
+    lengths, reach, positions = mask.lengths, mask.reach, mask.positions
     if lengths is not None:
         lengths = _by_batch(lengths[..., None], lead, four)
     if positions is not None:
         positions = tuple(_by_batch(x, lead, four) for x in positions)
     if _by_head(lengths) or (positions is not None and any(map(_by_head, positions))):
-        own = Mask(None, None, mask.lengths, mask.positions, mask.reach).keep(S)
+        own = Mask(lengths=mask.lengths, reach=mask.reach, positions=mask.positions).keep(T, S)
         own = np.broadcast_to(own, (*lead, T, S)).reshape(four)
-        keep, lengths, positions = own if keep is None else own & keep, None, None
-    return AttentionRules(
+        keep, lengths, reach = own if keep is None else own & keep, None, None
+    rules = AttentionRules(
         scale=terms.scale,
         softcap=terms.softcap,
         keep=keep,
         lengths=None if lengths is None else lengths[:, 0, 0],
-        positions=None if positions is None else tuple(x[:, 0] for x in positions),
-        least=mask.reach[0],
-        most=mask.reach[1],
         dropout_p=terms.dropout_p,
         seed=terms.seed,
     )
+    if reach is None:
+        return rules
+    at = None if positions is None else (positions[0][:, 0], positions[1][:, 0])
+    return rules._replace(least=reach[0], most=reach[1], offset=S - T, positions=at)
 
 
 def _by_batch(x: np.ndarray, lead: tuple[int, ...], four: tuple[int, ...]) -> np.ndarray:

@@ -51,16 +51,22 @@ class Mask(NamedTuple):
     attend: np.ndarray | None = None  # boolean, broadcasts to (..., T, S)
     bias: Tensor | None = None  # broadcasts to (..., T, S)
     lengths: np.ndarray | None = None  # (...)
-    positions: tuple[np.ndarray, np.ndarray] | None = None  # (..., T) and (..., S)
-    reach: tuple[int, int] = (-FAR, FAR)  # a key is seen where reach[0] <= q_position - k_position <= reach[1]
+    reach: tuple[int, int] | None = None  # a key is seen where reach[0] <= q_position - k_position <= reach[1]
+    positions: tuple[np.ndarray, np.ndarray] | None = None  # (..., T) and (..., S), if they are not the usual ones
 
-    def keep(self, keys: int) -> np.ndarray | None:
+    @property
+    def hides(self) -> bool:
+        """Whether there is any mask, a bias included."""
+        return not self.attend is self.bias is self.lengths is self.reach is None
+
+    def keep(self, queries: int, keys: int) -> np.ndarray | None:
         """All masks but the bias as one boolean array that broadcasts to (..., T, S); None where nothing is hidden."""
         masks = [] if self.attend is None else [self.attend]
         if self.lengths is not None:
             masks.append(np.arange(keys) < self.lengths[..., None, None])
-        if self.positions is not None:
-            distance = self.positions[0][..., :, None] - self.positions[1][..., None, :]
+        if self.reach is not None:
+            here = self.positions or (np.arange(keys - queries, keys), np.arange(keys))
+            distance = here[0][..., :, None] - here[1][..., None, :]
             masks.append((self.reach[0] <= distance) & (distance <= self.reach[1]))
         return functools.reduce(np.logical_and, masks) if masks else None
 
@@ -84,24 +90,24 @@ def read(
         allowed = others if allowed is None else allowed & others
     reach = _reach(is_causal, window)
     positions = None
-    if reach is not None:
+    if q_positions is not None or k_positions is not None:
+        if reach is None:
+            raise ValueError(
+                "q_positions and k_positions say where a causal mask or a window lies; pass is_causal=True or window="
+            )
         positions = _all_positions(q_positions, k_positions, shape)
-    elif q_positions is not None or k_positions is not None:
-        raise ValueError(
-            "q_positions and k_positions say where a causal mask or a window lies; pass is_causal=True or window="
-        )
     return Mask(
         allowed,
         None if bias is None else _bias(bias, shape),
         None if lengths is None else _lengths(lengths, shape),
+        reach,
         positions,
-        reach or (-FAR, FAR),
     )
 
 
-def keep_and_bias(mask: Mask, keys: int) -> tuple[np.ndarray | None, Tensor | None]:
+def keep_and_bias(mask: Mask, queries: int, keys: int) -> tuple[np.ndarray | None, Tensor | None]:
     """Which scores count (None for all), and what is added to them: finite, since -inf in it has become a mask."""
-    keep, bias = mask.keep(keys), mask.bias
+    keep, bias = mask.keep(queries, keys), mask.bias
     if bias is not None:
         barred = np.isneginf(bias.data)
         if barred.any():
@@ -112,7 +118,7 @@ def keep_and_bias(mask: Mask, keys: int) -> tuple[np.ndarray | None, Tensor | No
 
 def seen_keys(shape: tuple[int, ...], masks: MaskWords) -> Any:
     """(..., S): the keys that a query of any head may look at, for scores (..., H, T, S); None if nothing is masked."""
-    keep, _ = keep_and_bias(read(shape, **masks), shape[-1])
+    keep, _ = keep_and_bias(read(shape, **masks), *shape[-2:])
     return None if keep is None else np.broadcast_to(keep, shape).any((-3, -2))
 
 

@@ -147,8 +147,7 @@ def _attention(n: int, backward: bool = False) -> Callable[[], Iterable[Any]]:
     T = max(3, round((n / 8) ** 0.5))
     q, g = np.random.default_rng(0).standard_normal((2, 1, 2, T, 2), np.float32)
     kv = np.random.default_rng(1).standard_normal((2, 1, 1, T, 2), np.float32)
-    positions = np.arange(T)[None]
-    rules = AttentionRules(softcap=2.0, bias=q[..., :1], positions=(positions, positions), least=-9, dropout_p=0.2)
+    rules = AttentionRules(softcap=2.0, bias=q[..., :1], least=-9, dropout_p=0.2)
     out, lse = k.attention(q, *kv, rules)
     if backward:
         return lambda: k.attention_pullback(g, q, *kv, out, lse, rules, True)

@@ -32,8 +32,9 @@ def reference(
     seen = np.ones(scores.shape, bool) if rules.keep is None else rules.keep & np.ones(scores.shape, bool)
     if rules.lengths is not None:
         seen &= np.arange(S) < rules.lengths[:, None, None, None]
-    if rules.positions is not None:
-        distance = rules.positions[0][:, None, :, None] - rules.positions[1][:, None, None, :]
+    if rules.positions is not None or rules.offset:
+        places = rules.positions or (np.arange(T)[None] + rules.offset, np.arange(S)[None])
+        distance = places[0][:, None, :, None] - places[1][:, None, None, :]
         seen &= (distance >= rules.least) & (distance <= rules.most)
     e = np.where(seen, np.exp(scores), 0)
     total = e.sum(-1, keepdims=True) + (np.exp(more.pop(0))[:, None, None] if sink else 0)
@@ -49,6 +50,7 @@ RULES: dict[str, dict] = {
     "keep": {"keep": np.random.default_rng(1).random((B, 1, T, S)) < 0.6},
     "lengths": {"lengths": np.array([0, 4])},
     "causal": {"positions": POSITIONS, "least": 0},
+    "offset": {"offset": S - T, "least": 0},
     "window": {"positions": POSITIONS, "least": -1, "most": 2},
     "dropout": {"dropout_p": 0.3, "seed": 2**63 + 5},
     "bias": {"bias": True},

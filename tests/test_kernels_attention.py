@@ -10,7 +10,7 @@ from tinygrad_qkv.kernels import attention, attention_pullback, dropout, set_num
 from tinygrad_qkv.kernels.attention_rules import AttentionRules
 
 DTYPES = [np.float32, np.float64]
-NAMES = ("scale", "softcap", "keep", "bias", "lengths", "causal", "window", "sink", "dropout")
+NAMES = ("scale", "softcap", "keep", "bias", "lengths", "causal", "window", "offset", "sink", "dropout")
 # Of the largest result, relative to float64: a sum of S terms of either sign loses about sqrt(S) of these.
 TOLERANCE = {np.float32: 3e-6, np.float64: 1e-14}
 
@@ -36,6 +36,7 @@ def rules_of(names, B, H, T, S, dtype, seed=0):
         "lengths": {"lengths": random.integers(0, S + 1, B)},
         "causal": near,
         "window": {**near, "most": max(S // 3, 1)},
+        "offset": {"offset": S - T + 1, "least": -1, "most": max(S // 3, 2)},
         "sink": {"sink": random.normal(size=H).astype(dtype)},
         "dropout": {"dropout_p": 0.4, "seed": 2**64 - 3},
     }
@@ -53,8 +54,9 @@ def reference(q, k, v, g, rules):
     kept = dropout(np.ones(dbias.shape), rules.dropout_p, rules.seed) if rules.dropout_p else np.ones(dbias.shape)
     for b, h, t in np.ndindex(B, H, T):
         seen = keep[b, h, t] & (np.arange(S) < (S if rules.lengths is None else rules.lengths[b]))
-        if rules.positions is not None:
-            distance = rules.positions[0][b, t] - rules.positions[1][b]
+        if rules.positions is not None or rules.offset:
+            places = rules.positions or (np.arange(T)[None] + rules.offset, np.arange(S)[None])
+            distance = places[0][b % len(places[0]), t] - places[1][b % len(places[1])]
             seen &= (rules.least <= distance) & (distance <= rules.most)
         K, V, m = k[b, h // share, seen], v[b, h // share, seen], kept[b, h, t, seen]
         x = rules.scale * K @ q[b, h, t]
@@ -117,11 +119,11 @@ SIZES = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("T", "S", "d_k", "d_v"), SIZES)
 def test_sizes_around_those_of_the_tiles(T, S, d_k, d_v, dtype):
-    for names in ((), ("causal",), ("keep", "dropout", "lengths", "bias")):
+    for names in ((), ("causal",), ("offset",), ("keep", "offset", "dropout", "lengths", "bias")):
         check(*inputs(2, 2, 1, T, S, d_k, d_v, dtype), rules_of(names, 2, 2, T, S, dtype))
 
 
-@pytest.mark.parametrize("names", [(), ("window",), NAMES], ids="+".join)
+@pytest.mark.parametrize("names", [(), ("window",), ("offset",), NAMES], ids="+".join)
 def test_many_tiles_in_threads(names):
     """T and S of several tiles each, in parts that are summed."""
     q, k, v, g = inputs(1, 2, 2, 409, 397, 24, 16, np.float32)
@@ -270,8 +272,7 @@ def test_memory_is_linear():
     for T in (512, 2048):
         q, k, v, g = inputs(1, 1, 1, T, T, 2, 2, np.float32)
         keep = np.broadcast_to(np.arange(T) % 3 > 0, (1, 1, T, T))
-        positions = np.arange(T)[None]
-        rules = AttentionRules(keep=keep, positions=(positions, positions), least=0, most=40)
+        rules = AttentionRules(keep=keep, least=0, most=40)
         computed(q, k, v, g, rules, False)
         tracemalloc.start()
         computed(q, k, v, g, rules, False)
@@ -309,4 +310,4 @@ def test_errors():
     with pytest.raises(ValueError, match="sink"):
         attention(q, k, v, AttentionRules(sink=np.ones(3, np.float32)))
     with pytest.raises(ValueError, match="positions"):
-        attention(q, k, v, AttentionRules(positions=(np.zeros((1, 3), int), np.zeros((1, 4), int))))
+        attention(q, k, v, AttentionRules(least=0, positions=(np.zeros((1, 3), int), np.zeros((1, 4), int))))

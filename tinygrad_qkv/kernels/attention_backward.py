@@ -5,7 +5,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.attention_forward import rule_types
-from tinygrad_qkv.kernels.attention_masks import HeadRules, drop_tile, finish_scores, sight
+from tinygrad_qkv.kernels.attention_masks import HeadRules, cap_and_bias, drop_tile, hide, sight
 from tinygrad_qkv.kernels.attention_tiles import (
     ADD,
     SET,
@@ -126,10 +126,11 @@ def _key_tile(head_in, head_out, ends_of_group, tile, height, width, rules, room
         transpose(any_strides(v), any_strides(v_turned))
         k_sum[...] = 0
         v_sum[...] = 0
+    plain = rules.bias.size == 0 and rules.softcap == 0 and rules.scale > 0  # then the exponential takes the scale
     for i_tile in range(tiles):
         i0 = i_tile * height
         seen = matrix(marks, min(height, q.shape[0] - i0), columns)
-        partly, r0, r1, c0, c1 = sight(rules, q.shape[0], i_tile, tiles + tile, i0, j0, seen)
+        how, r0, r1, c0, c1 = sight(rules, q.shape[0], i_tile, tiles + tile, i0, j0, seen)
         if r0 == r1:
             continue
         rows, across = slice(i0 + r0, i0 + r1), slice(c0, c1)
@@ -138,20 +139,22 @@ def _key_tile(head_in, head_out, ends_of_group, tile, height, width, rules, room
         lines = matrix(room[3 * height * width :], 2, r1 - r0)
         tile_product(any_strides(q[rows].T), any_strides(k_turned[:, across]), any_strides(weights), SET)
         factor = rules.scale
-        if partly or rules.bias.size > 0 or rules.softcap > 0:
-            finish_scores(weights, slope, rules, i0 + r0, j0 + c0, partly, seen[r0:r1, across])
+        if not plain:
+            cap_and_bias(weights, slope, rules, i0 + r0, j0 + c0)
             factor = weights.dtype.type(1)
+        if how:
+            hide(weights, rules, i0 + r0, j0 + c0, how, seen[r0:r1, across])
         _shift_by(lse[rows], lines[0])
         tile_exp(weights, factor, lines[0], lines[1])
         tile_product(any_strides(g[rows].T), any_strides(v_turned[:, across]), any_strides(ds), SET)
         if rules.drop_scale > 0:
             drop_tile(ds, rules, i0 + r0, j0 + c0)
-        tile_softmax_pullback(weights, ds, means[rows])
+        tile_softmax_pullback(weights, ds, means[rows], rules.scale if dbias.size == 0 else ds.dtype.type(1))
         if dbias.size > 0:
             _copy_rows(ds, any_strides(dbias[rows, j0 + c0 : j0 + c1]))
+            tile_times(ds, rules.scale)
         if rules.softcap > 0:
             _times(ds, slope)
-        tile_times(ds, rules.scale)
         tile_product(any_strides(ds.T), any_strides(k[across]), any_strides(dq[rows]), ADD)
         tile_product(any_strides(ds), any_strides(q[rows]), any_strides(k_sum[across]), ADD)
         if rules.drop_scale > 0:

@@ -4,29 +4,29 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.attention_masks import HeadRules, drop_tile, finish_scores, sight
+from tinygrad_qkv.kernels.attention_masks import HeadRules, cap_and_bias, drop_tile, hide, sight
 from tinygrad_qkv.kernels.attention_tiles import (
-    ADD,
     SET,
     any_strides,
     close,
     matrix,
+    row_times,
     rows_times,
     scratch,
     tile_exp,
     tile_max,
 )
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
-from tinygrad_qkv.kernels.scalars import exp, of_rank, rank
+from tinygrad_qkv.kernels.scalars import exp, log, of_rank, rank
 from tinygrad_qkv.kernels.simd import tile_product
 from tinygrad_qkv.kernels.transposes import transpose
 
 
 def rule_types(scalar: types.Type) -> tuple[types.Type, ...]:
     """The types of the arguments from `sink` to `seed`, which forward and backward share."""
-    i8, pair = types.int64, types.UniTuple(types.int64, 2)
+    i8, reach = types.int64, types.UniTuple(types.int64, 3)
     arrays = array_in(i8, 1), array_in(types.boolean, 4, "A"), array_in(scalar, 4, "A")
-    places = array_in(i8, 2, "A"), array_in(i8, 3, "A"), pair
+    places = array_in(i8, 2, "A"), array_in(i8, 3, "A"), reach
     return (*arrays, *places, *[scalar] * 2, types.boolean, types.uint32, scalar, types.uint64)
 
 
@@ -104,13 +104,13 @@ def _strip(q, k, v, out, lse, sink, strip, height, width, rules, room, marks):
     lines, mix = matrix(room, 5, rows), matrix(room[5 * height :], rows, v.shape[1])
     top, total, shift, shrink, sums = lines[0], lines[1], lines[2], lines[3], lines[4]
     room = room[5 * height + height * v.shape[1] :]
-    mix[...] = 0
     top[...] = sink
     total[...] = 1 if sink > -np.inf else 0
     plain = rules.bias.size == 0 and rules.softcap == 0 and rules.scale > 0  # then the exponential takes the scale
+    started = False
     for j0 in range(0, k.shape[0], width):
         seen = matrix(marks, rows, min(width, k.shape[0] - j0))
-        partly, r0, r1, c0, c1 = sight(rules, q.shape[0], strip, strips + j0 // width, i0, j0, seen)
+        how, r0, r1, c0, c1 = sight(rules, q.shape[0], strip, strips + j0 // width, i0, j0, seen)
         if r0 == r1:
             continue
         keys = slice(j0 + c0, j0 + c1)
@@ -118,23 +118,29 @@ def _strip(q, k, v, out, lse, sink, strip, height, width, rules, room, marks):
         transpose(any_strides(k[keys]), any_strides(turned))
         tile_product(any_strides(q[i0 + r0 : i0 + r1].T), any_strides(turned), any_strides(scores), SET)
         factor = rules.scale
-        if partly or not plain:
-            finish_scores(scores, scores, rules, i0 + r0, j0 + c0, partly, seen[r0:r1, c0:c1])
+        if not plain:
+            cap_and_bias(scores, scores, rules, i0 + r0, j0 + c0)
             factor = scores.dtype.type(1)
+        if how:
+            hide(scores, rules, i0 + r0, j0 + c0, how, seen[r0:r1, c0:c1])
         tile_max(scores, shift[r0:r1])
         _raise_tops(top[r0:r1], shift[r0:r1], factor, shrink[r0:r1])
         tile_exp(scores, factor, shift[r0:r1], sums[r0:r1])
         _grow(total[r0:r1], shrink[r0:r1], sums[r0:r1])
-        rows_times(mix[r0:r1], shrink[r0:r1])
         if rules.drop_scale > 0:
             drop_tile(scores, rules, i0 + r0, j0 + c0)
-        tile_product(any_strides(scores.T), any_strides(v[keys]), any_strides(mix[r0:r1]), ADD)
+        if started:
+            rows_times(mix[r0:r1], shrink[r0:r1])
+        elif r1 - r0 < rows:
+            mix[...] = 0
+        add = started or r1 - r0 < rows
+        tile_product(any_strides(scores.T), any_strides(v[keys]), any_strides(mix[r0:r1]), add)
+        started = True
+    if not started:
+        mix[...] = 0
+    _shares(top, total, rules.masked, lse[i0:i1], shift)
     for i in range(rows):
-        # Without a mask, scores of -inf alone have no softmax, and all is NaN; behind one there is nothing to see.
-        empty = total[i] == 0
-        share = 1 / total[i] if not (empty and rules.masked) else 0
-        _finish_row(mix[i], share, close(out[i0 + i]))
-        lse[i0 + i] = top[i] + np.log(total[i]) if rules.masked or not empty else np.nan
+        row_times(mix[i], shift[i], close(out[i0 + i]))
 
 
 def _raise_tops_plain(top, shift, factor, shrink):
@@ -164,8 +170,19 @@ def _grow(total, shrink, sums):
         total[i] = total[i] * shrink[i] + sums[i]
 
 
-@kernel(plain=lambda mix, share, out: np.multiply(mix, share, out=out))
-def _finish_row(mix, share, out):
-    """out = mix * share; 0 for a query that sees no key."""
-    for j in range(mix.shape[0]):
-        out[j] = mix[j] * share
+def _shares_plain(top, total, masked, lse, share):
+    empty = total == 0
+    lse[:] = np.where(empty & (not masked), np.nan, top + np.log(total))
+    share[:] = np.where(empty & masked, 0, 1 / total)
+
+
+@kernel(plain=_shares_plain)
+def _shares(top, total, masked, lse, share):
+    """lse = top + log(total), share = 1 / total.
+
+    Without a mask, scores of -inf alone have no softmax, and all is NaN; behind one there is nothing to see.
+    """
+    for i in range(top.shape[0]):
+        empty = total[i] == 0
+        lse[i] = np.nan if empty and not masked else top[i] + log(total[i])
+        share[i] = 0 if empty and masked else 1 / total[i]

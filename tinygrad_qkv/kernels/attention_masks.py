@@ -16,20 +16,24 @@ from tinygrad_qkv.kernels.scalars import tanh
 STEP = 32  # a box begins and ends at multiples of so many keys: whole registers, and whole register blocks
 
 
+MARKED, CUT = 1, 2  # how a tile is hidden in part: where it has no mark; and outside a range of columns in each row
+
+
 class HeadRules(NamedTuple):
     """`AttentionRules` of one head, as kernels read them; an array of size 0 stands for what is absent.
 
-    keep, bias (T, S); positions (T + S,), those of the queries first; bounds (tiles, 2), the smallest and the largest
-    position in each tile of queries, then of keys; a key is seen where reach[0] <= q_position - k_position <= reach[1].
-    masked: whether any of these hides anything.  softcap 0 is none.  An element (i, j) is dropped unless its random
-    bits, of number `first` + i * keys + j, are above drop_limit; drop_scale 0 is no dropout.
+    keep, bias (T, S); reach is (least, most, offset): key j is seen by query i where least <= i + offset - j <= most;
+    unless there are positions (T + S,), those of the queries first, with bounds (tiles, 2), the smallest and the
+    largest in each tile of queries, then of keys.  masked: whether any of these hides anything.  softcap 0 is none.
+    An element (i, j) is dropped unless its random bits, of number `first` + i * keys + j, are above drop_limit;
+    drop_scale 0 is no dropout.
     """
 
     keep: np.ndarray
     bias: np.ndarray
     positions: np.ndarray
     bounds: np.ndarray
-    reach: tuple[int, int]
+    reach: tuple[int, int, int]
     scale: float
     softcap: float
     masked: bool
@@ -42,33 +46,48 @@ class HeadRules(NamedTuple):
 
 @kernel
 def sight(rules, queries, i_tile, j_tile, i0, j0, seen):
-    """(partly, r0, r1, c0, c1): the box of rows and columns of a tile outside which nothing is seen, empty if hidden.
+    """(how, r0, r1, c0, c1): the box of rows and columns of a tile outside which nothing is seen, empty if hidden.
 
-    If the tile is seen partly, `seen` (rows, columns) uint8 says which keys. The number of the query tile and that of
-    the key tile, counted from the first query tile, find the bounds of their positions; `queries` is T.
+    `how` is 0 where all of it is seen, MARKED if `seen` (rows, columns) uint8 says which keys, CUT if `hide` has to
+    look at positions, or both. The number of the query tile and that of the key tile, counted from the first query
+    tile, find the bounds of positions; `queries` is T.
     """
     rows, columns = seen.shape
-    partly = False
+    how, r0, r1, c0, c1 = 0, 0, rows, 0, columns
+    least, most, offset = rules.reach
     if rules.positions.size > 0:
         low, high = rules.bounds[i_tile, 0], rules.bounds[i_tile, 1]
         first, last = rules.bounds[j_tile, 0], rules.bounds[j_tile, 1]
-        least, most = rules.reach
         if high - first < least or low - last > most:
-            return False, 0, 0, 0, 0
+            return 0, 0, 0, 0, 0
         if low - last < least or high - first > most:
-            partly = True
+            how = MARKED
             _mark_near(rules.positions[i0:], rules.positions[queries + j0 :], least, most, seen)
+    else:
+        ahead = i0 + offset - j0  # of the first key is the first query
+        r0, r1 = max(0, least - ahead), min(rows, most - ahead + columns)
+        if r0 >= r1:
+            return 0, 0, 0, 0, 0
+        c0, c1 = max(0, ahead + r0 - most), min(columns, ahead + r1 - least)
+        if ahead - columns + 1 < least or ahead + rows - 1 > most:
+            how = CUT
+            c0, c1 = c0 // STEP * STEP, min((c1 + STEP - 1) // STEP * STEP, columns)
     if rules.keep.size > 0:
-        if not partly:
+        if how != MARKED:
             seen[...] = 1
-        partly = True
         for i in range(rows):
             row = rules.keep[i0 + i, j0 : j0 + columns]
             if row.strides[0] == row.itemsize:
                 _and(close(row), seen[i])
             else:
                 _and(row, seen[i])
-    return _box(seen) if partly else (False, 0, rows, 0, columns)
+    if rules.keep.size == 0 and how != MARKED:
+        return how, r0, r1, c0, c1
+    every, some0, some1, first, last = _box(seen)
+    how = (how & CUT) + (0 if every else MARKED)
+    r0, r1 = max(r0, some0), min(r1, some1)
+    c0, c1 = max(c0, first), min(c1, last)
+    return (how, r0, r1, c0, c1) if r0 < r1 and c0 < c1 else (0, 0, 0, 0, 0)
 
 
 def _mark_near_plain(q, k, least, most, seen):
@@ -93,7 +112,7 @@ def _and(keep, seen):
 
 @kernel
 def _box(seen):
-    """What `sight` says of marks."""
+    """Whether all marks are set, and the rows and the columns, in whole steps, that hold those that are."""
     rows, columns = seen.shape
     r0, r1, c0, c1, every = rows, 0, 0, columns, True
     anywhere = np.zeros(columns, np.uint8)
@@ -101,13 +120,11 @@ def _box(seen):
         if _some(seen[i], anywhere):
             r0, r1 = min(r0, i), i + 1
         every = every and _every(seen[i])
-    if every:
-        return False, 0, rows, 0, columns
     while c0 < columns and not anywhere[c0]:
         c0 += 1
     while c1 > c0 and not anywhere[c1 - 1]:
         c1 -= 1
-    return True, min(r0, r1), r1, c0 // STEP * STEP, min((c1 + STEP - 1) // STEP * STEP, columns)
+    return every, r0, r1, c0 // STEP * STEP, min((c1 + STEP - 1) // STEP * STEP, columns)
 
 
 def _some_plain(row, anywhere):
@@ -134,8 +151,8 @@ def _every(row):
 
 
 @kernel
-def finish_scores(x, slope, rules, i0, j0, partly, seen):
-    """Turns the raw products x of a tile into scores: scaled and capped, plus the bias, -inf if not seen.
+def cap_and_bias(x, slope, rules, i0, j0):
+    """Turns the raw products x of a tile into scores: scaled and capped, plus the bias.
 
     With a soft cap, slope = 1 - tanh^2, its derivative; who does not want that passes x itself.
     """
@@ -143,15 +160,24 @@ def finish_scores(x, slope, rules, i0, j0, partly, seen):
         _cap(x, slope, rules.scale / rules.softcap, rules.softcap)
     else:
         tile_times(x, rules.scale)
+    for i in range(x.shape[0] if rules.bias.size > 0 else 0):
+        row = rules.bias[i0 + i, j0 : j0 + x.shape[1]]
+        if row.strides[0] == row.itemsize:
+            _add(close(row), x[i])
+        else:
+            _add(row, x[i])
+
+
+@kernel
+def hide(x, rules, i0, j0, how, seen):
+    """-inf in those scores, or raw products, of a tile that `how` and `seen` hide; see `sight`."""
     for i in range(x.shape[0]):
-        if rules.bias.size > 0:
-            row = rules.bias[i0 + i, j0 : j0 + x.shape[1]]
-            if row.strides[0] == row.itemsize:
-                _add(close(row), x[i])
-            else:
-                _add(row, x[i])
-        if partly:
-            _hide(x[i], close(seen[i]))
+        if how & MARKED:
+            _hide_unmarked(x[i], close(seen[i]))
+        if how & CUT:
+            ahead = i0 + i + rules.reach[2] - j0
+            x[i, : max(ahead - rules.reach[1], 0)] = -np.inf
+            x[i, min(ahead - rules.reach[0] + 1, x.shape[1]) :] = -np.inf
 
 
 def _cap_plain(x, slope, inner, cap):
@@ -175,12 +201,12 @@ def _add(bias, x):
         x[j] += bias[j]
 
 
-def _hide_plain(x, seen):
+def _hide_unmarked_plain(x, seen):
     x[seen == 0] = -np.inf
 
 
-@kernel(plain=_hide_plain)
-def _hide(x, seen):
+@kernel(plain=_hide_unmarked_plain)
+def _hide_unmarked(x, seen):
     for j in range(x.shape[0]):
         x[j] = x[j] if seen[j] else -np.inf
 

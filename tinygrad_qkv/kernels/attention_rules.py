@@ -7,6 +7,8 @@ import numpy as np
 from tinygrad_qkv.kernels.arrays import native
 from tinygrad_qkv.kernels.random_bits import keep_above
 
+FAR = 2**62  # further than any two positions
+
 
 class AttentionRules(NamedTuple):
     """What decides the weights besides q, k and v; None, or 0, is absent, and all of it combines.
@@ -16,8 +18,9 @@ class AttentionRules(NamedTuple):
     bias         (B, H, T, S) floats, added; -inf is a mask
     keep         (B, H, T, S) bool, True where the query sees the key; like bias it may be a broadcast view
     lengths      (B,) integers: keys from that number on are not seen, and not read
-    positions    (q_positions (B, T), k_positions (B, S)) int64, of which `least` and `most` speak
     least, most  a key is seen where least <= q_position - k_position <= most
+    offset       the position of the first query, while the keys stand from 0 on, and both without gaps ...
+    positions    ... unless they are given: (q_positions (B, T), k_positions (B, S)), integers
     sink         (H,) floats: one more score in every row of the head, whose value is zero
     dropout_p    probability, with `seed`: the weights that `kernels.dropout` would drop of an array (B, H, T, S)
     """
@@ -27,9 +30,10 @@ class AttentionRules(NamedTuple):
     bias: np.ndarray | None = None
     keep: np.ndarray | None = None
     lengths: np.ndarray | None = None
+    least: int = -FAR
+    most: int = FAR
+    offset: int = 0
     positions: tuple[np.ndarray, np.ndarray] | None = None
-    least: int = -(2**62)
-    most: int = 2**62
     sink: np.ndarray | None = None
     dropout_p: float = 0.0
     seed: int = 0
@@ -43,8 +47,9 @@ def visible(rules: AttentionRules, lse: np.ndarray, k: Any) -> np.ndarray:
         seen &= rules.keep
     if rules.lengths is not None:
         seen &= np.arange(keys) < rules.lengths[:, None, None, None]
-    if rules.positions is not None:
-        distance = rules.positions[0][:, None, :, None] - rules.positions[1][:, None, None, :]
+    if rules.least > -FAR or rules.most < FAR:
+        here = rules.positions or (np.arange(lse.shape[2])[None] + rules.offset, np.arange(keys)[None])
+        distance = here[0][:, None, :, None] - here[1][:, None, None, :]
         seen &= (distance >= rules.least) & (distance <= rules.most)
     return seen
 
@@ -61,25 +66,40 @@ def sink_of(rules: AttentionRules, q: np.ndarray) -> np.ndarray:
 def prepared(rules: AttentionRules, q: np.ndarray, k: np.ndarray, height: int, width: int) -> tuple[Any, ...]:
     """The kernels' arguments from `ends` to `seed`, for tiles of height x width; an absent mask has size 0."""
     (B, H, T, _), S = q.shape, k.shape[2]
-    ends, near = np.full(B, S), (np.empty((B, 0), np.int64), np.empty((B, 0, 2), np.int64))
+    ends, positions, bounds = np.full(B, S), *_NO_POSITIONS
     if rules.lengths is not None:
         ends = np.ascontiguousarray(rules.lengths, np.int64)
         if ends.shape != (B,) or ends.min() < 0 or ends.max() > S:
             raise ValueError(f"attention: lengths must be {B} numbers from 0 to S = {S}, got {rules.lengths}")
-    if rules.positions is not None:
-        near = _near(rules.positions, B, T, S, height, width)
-    keep = _on_scores("keep", rules.keep, np.dtype(np.bool_), (B, H, T, S))
-    bias = _on_scores("bias", rules.bias, q.dtype, (B, H, T, S))
-    masked = not rules.keep is rules.bias is rules.lengths is rules.positions is None
+    near = rules.least > -FAR or rules.most < FAR
+    if near and rules.positions is not None:
+        positions, bounds = _near(rules.positions, B, T, S, height, width)
+    keep, bias = _NO_KEEP, _NO_BIAS[q.itemsize]
+    if rules.keep is not None:
+        keep = _on_scores("keep", rules.keep, keep.dtype, (B, H, T, S))
+    if rules.bias is not None:
+        bias = _on_scores("bias", rules.bias, q.dtype, (B, H, T, S))
+    masked = near or not rules.keep is rules.bias is rules.lengths is None
     p = rules.dropout_p
-    drop = (keep_above(p), 1 / (1 - p) if p < 1 else 1.0, np.uint64(rules.seed)) if p else (np.uint32(0), 0.0, 0)
-    return ends, keep, bias, *near, (rules.least, rules.most), rules.scale, rules.softcap, masked, *drop
+    drop = (keep_above(p), 1 / (1 - p) if p < 1 else 1.0, np.uint64(rules.seed)) if p else (0, 0.0, 0)
+    reach = rules.least, rules.most, rules.offset
+    return ends, keep, bias, positions, bounds, reach, rules.scale, rules.softcap, masked, *drop
 
 
-def _on_scores(name: str, mask: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """A view of the mask in the shape of the scores, (B, H, 0, 0) for none."""
-    if mask is None:
-        return np.broadcast_to(np.empty((0, 0), dtype), (*shape[:2], 0, 0))
+# What stands for an absent mask: of any numbers of batch entries and heads, as a view whose strides are 0.
+_MANY = 2**24
+_NO_POSITIONS = (
+    np.broadcast_to(np.empty(0, np.int64), (_MANY, 0)),
+    np.broadcast_to(np.empty((0, 2), np.int64), (_MANY, 0, 2)),
+)
+_NO_KEEP = np.broadcast_to(np.empty((0, 0), np.bool_), (_MANY, _MANY, 0, 0))
+_NO_BIAS = {
+    kind().itemsize: np.broadcast_to(np.empty((0, 0), kind), (_MANY, _MANY, 0, 0)) for kind in (np.float32, np.float64)
+}
+
+
+def _on_scores(name: str, mask: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """A view of the mask in the shape of the scores."""
     if mask.dtype != dtype:
         raise TypeError(f"attention: {name} must be {dtype}, got {mask.dtype}")
     if not mask.dtype.isnative or not mask.flags.aligned:

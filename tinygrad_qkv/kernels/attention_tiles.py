@@ -35,7 +35,6 @@ def _itself(x):
 any_strides = _any_strides if JIT else _itself
 # A row whose elements the caller knows to lie side by side, as an array of that type: its loops are vectorised.
 close = _close if JIT else _itself
-LOWEST = -3e38
 # What tile_product does to its result. A literal True or False would be a type of its own, and another compilation.
 ADD, SET = np.True_, np.False_
 
@@ -62,17 +61,18 @@ def tile_max(x, out):
 
 
 @row_pass(into=1, folds=(np.add,))
-def _exp_scaled(x, scale, shift):
+def _exp_scaled(x, scale, shift, lowest):
     # The maximum keeps product and difference apart: fused, they would not leave 0 of the row's largest score.
-    e = np.exp(np.maximum(LOWEST, x * scale) - shift)
+    e = np.exp(np.maximum(lowest, x * scale) - shift)
     return e, e
 
 
 @kernel
 def tile_exp(x, scale, shift, sums):
     """x[i] = exp(x[i] * scale - shift[i]); sums[i] = sum(x[i])."""
+    lowest = -3.4e38 if x.itemsize == 4 else -1.79e308
     for i in range(x.shape[0]):
-        sums[i] = _exp_scaled(x[i], scale, shift[i], x[i])
+        sums[i] = _exp_scaled(x[i], scale, shift[i], lowest, x[i])
 
 
 def _tile_times_plain(x, factor):
@@ -87,28 +87,28 @@ def tile_times(x, factor):
             x[i, j] *= factor
 
 
+@row_pass(into=1)
+def row_times(x, factor):
+    """out = x * factor."""
+    return x * factor
+
+
 @kernel
 def rows_times(x, factors):
     """x[i] *= factors[i], rows with factor 1 left alone."""
     for i in range(x.shape[0]):
         if factors[i] != 1:
-            _row_times(x[i], factors[i])
+            row_times(x[i], factors[i], x[i])
 
 
-@kernel(plain=_tile_times_plain)
-def _row_times(x, factor):
-    for j in range(x.shape[0]):
-        x[j] *= factor
-
-
-def _softmax_pullback_plain(weights, x, mean):
-    x[...] = weights * (x - mean[:, None])
+def _softmax_pullback_plain(weights, x, mean, scale):
+    x[...] = weights * (x - mean[:, None]) * scale
 
 
 @kernel(plain=_softmax_pullback_plain)
-def tile_softmax_pullback(weights, x, mean):
-    """x[i] = weights[i] * (x[i] - mean[i])."""
+def tile_softmax_pullback(weights, x, mean, scale):
+    """x[i] = weights[i] * (x[i] - mean[i]) * scale."""
     for i in range(x.shape[0]):
         m = mean[i]
         for j in range(x.shape[1]):
-            x[i, j] = weights[i, j] * (x[i, j] - m)
+            x[i, j] = weights[i, j] * (x[i, j] - m) * scale

@@ -12,7 +12,7 @@ import numpy as np
 
 from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import OUTPUT, record
-from tinygrad_qkv.kernels.attention_rules import AttentionRules, visible
+from tinygrad_qkv.kernels.attention_rules import FAR, AttentionRules, visible
 from tinygrad_qkv.ops.selection import dropout_by_seed
 from tinygrad_qkv.tensor import Tensor
 
@@ -118,7 +118,8 @@ def per_group(x: Any, k: Any) -> Any:
 
 def _present(q: Tensor, k: Tensor, rules: AttentionRules) -> tuple[bool, ...]:
     """What the formulas have to speak of."""
-    masked = not rules.keep is rules.bias is rules.lengths is rules.positions is None
+    near = rules.least > -FAR or rules.most < FAR
+    masked = near or not rules.keep is rules.bias is rules.lengths is None
     grouped = q.shape[1] != k.shape[1]
     return grouped, masked, rules.bias is not None, rules.sink is not None, rules.softcap > 0, rules.dropout_p > 0
 
