@@ -18,6 +18,7 @@ import numpy as np
 from tinygrad_qkv import kernels
 from tinygrad_qkv.kernels import cache, progress, simd, threads
 from tinygrad_qkv.kernels.compile import JIT, KERNELS, Kernel, host_features
+from tinygrad_qkv.kernels.cpu_caches import cache_sizes
 
 DTYPES = {"float32": ["float32"], "float64": ["float64"], "both": ["float32", "float64"]}
 FORMS = {"serial": False, "parallel": True}
@@ -42,6 +43,7 @@ def describe_machine() -> list[tuple[str, str]]:
         ("versions", ", ".join(versions)),
         ("processor", f"{platform.machine()}, {numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()}"),
         ("vectors", f"{simd.VECTOR_BYTES} bytes ({', '.join(features) or 'no features known'})"),
+        ("caches", "L1 {} KiB, L2 {} KiB, to which matmul's tiles are cut".format(*(n // 1024 for n in cache_sizes()))),
         ("register block", f"{simd.BLOCK_ROWS} rows x {' or '.join(columns)} columns"),
     ]
     if not JIT:
