@@ -92,7 +92,11 @@ def _extreme(x: Operand, name: str, reduce: Any, axis: Axes, keepdims: bool) -> 
 
 def _extreme_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     kept = _kept(x.shape, axes)
-    hit = np.equal(x, np.reshape(y, kept)) | np.isnan(x)
+    hit = np.equal(x, np.reshape(y, kept))
+    if np.any(np.isnan(y)):
+        hit = hit | np.isnan(x)
+    if isinstance(x, np.ndarray):
+        return kernels.select(hit, np.reshape(g, kept) / _sum(hit.astype(x.dtype), axes, True), 0)
     ties = _sum(np.where(hit, 1.0, np.zeros_like(x)), axes, True)
     return np.where(hit, np.reshape(g, kept) / ties, 0)
 
