@@ -81,7 +81,8 @@ def _select(n: int) -> Callable[[], list[Any]]:
 def _matmul(n: int) -> Callable[[], list[Any]]:
     side = max(3, round(n ** (1 / 3)))
     a, b = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
-    return lambda: [k.matmul(a, b)]
+    (rows,) = numbers(n, 1)
+    return lambda: [k.matmul(a, b), k.matmul(rows, rows[:1].T), k.matmul(rows[:, :1].T, rows)]
 
 
 def _targets(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tinygrad_qkv.kernels.compile import JIT, array_in, array_out, host_features
-from tinygrad_qkv.kernels.simd import BLOCK_ROWS, BLOCK_VECTORS, EDGE_ROWS, HAS_FMA, tile_product
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, BLOCK_VECTORS, EDGE_ROWS, HAS_FMA, ROW_VECTORS, tile_product
 
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 AVX2, SSE2 = "+avx,+avx2,+fma", "+sse2"
@@ -64,6 +64,8 @@ for dtype in (np.float32, np.float64):
     run, width = compiled(dtype), block_columns(np.dtype(dtype).itemsize)
     for rows, columns in itertools.product(range(BLOCK_ROWS + 2), range(width + 2)):
         check(run, "", rows, columns, 2, bool(rows % 2), dtype)
+    for columns in range(1, 5 * width + 2):  # a single row has blocks of its own
+        check(run, "", 1, columns, 3, bool(columns % 2), dtype)
     heights, widths = (1, BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS + 1), (1, width - 1, width, 2 * width + 3)
     layouts = "", "rows of a", "backward", "every second", "one row"
     for case in itertools.product(layouts, heights, widths, (0, 1, 7), (True, False)):
@@ -135,7 +137,7 @@ def test_the_loop_over_k_holds_multiply_adds_and_loads_alone(name):
     loops = [x for x in innermost_loops(function.inspect_asm(function.signatures[0])) if any("vfmadd" in i for i in x)]
     counts = sorted(sum(i.startswith("vfmadd") for i in loop) for loop in loops)
     edges = [rows * v for rows in EDGE_ROWS for v in range(1, BLOCK_VECTORS + 1)]
-    assert counts == sorted([BLOCK_ROWS * BLOCK_VECTORS, *edges])
+    assert counts == sorted([BLOCK_ROWS * BLOCK_VECTORS, ROW_VECTORS, *edges])
     for loop in loops:
         other = [i for i in loop if not WORK.match(i) and not COUNTING.match(i)]
         assert not other, other

@@ -10,6 +10,7 @@ from tinygrad_qkv.kernels.arrays import native
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.cpu_caches import cache_sizes
+from tinygrad_qkv.kernels.dots import dots
 from tinygrad_qkv.kernels.panels import pack, read_only
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns, tile_product
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -35,13 +36,12 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if work < NUMPY_VECTOR_BELOW or (work < NUMPY_BELOW and rows > 1 < columns):
             return a.dot(b)  # without the half microsecond that np.matmul spends on its dispatch
         if a.flags.aligned and b.flags.aligned:
-            if work < PARALLEL_FROM["matmul"] and b.strides[1] == b.itemsize:
+            if work < PARALLEL_FROM["matmul"] and rows > 1 < columns and b.strides[1] == b.itemsize:
                 out = np.empty((rows, columns), dtype)
                 _two_matrices(a.T, b, out, parallel=False)
             else:
                 out = empty((rows, columns), dtype)
-                views = a.T[None, None], b[None, None], out[None, None]
-                _tiles(*views, *cache_sizes(), parallel=work >= PARALLEL_FROM["matmul"])
+                _in_threads(a.T[None, None], b[None, None], out[None, None], work)
             return out
     return _any_product(a, b)
 
@@ -64,8 +64,23 @@ def _any_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if each < least and work < (PARALLEL_FROM["matmul"] if each < NUMPY_EACH_BELOW else NUMPY_BELOW):
         return np.ascontiguousarray(np.matmul(a, b))
     out = empty((*lead, rows, columns), a.dtype)
-    _tiles(*_four_axes(a, b, out), *cache_sizes(), parallel=work >= PARALLEL_FROM["matmul"])
+    _in_threads(*_four_axes(a, b, out), work)
     return out
+
+
+def _in_threads(a_t: np.ndarray, b: np.ndarray, out: np.ndarray, work: int) -> None:
+    """out[i, j, m, n] = sum over k of a_t[i, j, k, m] * b[i, j, k, n], on one thread where the work is small."""
+    if out.shape[2] > 1 < out.shape[3]:
+        _tiles(a_t, b, out, *cache_sizes(), parallel=work >= PARALLEL_FROM["matmul"])
+        return
+    if out.shape[3] == 1:  # b^T a^T is the same
+        a_t, b, out = b, a_t, out.swapaxes(2, 3)
+    parallel = work >= PARALLEL_FROM["matrix_vector"]
+    if b.strides[2] == b.itemsize:
+        x = a_t[..., 0] if a_t.strides[2] == a_t.itemsize else np.ascontiguousarray(a_t[..., 0])
+        _dots(b.swapaxes(2, 3), x, out[:, :, 0], parallel=parallel)
+    else:
+        _tiles(a_t, b, out, *cache_sizes(), parallel=parallel)
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
@@ -94,6 +109,13 @@ def _two_leading_axes(x: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
 
 
 @kernel
+def _part(length, block, parts, number):
+    """Start and end of one of several parts of `length` that consist of whole blocks, as many in each as can be."""
+    blocks = (length + block - 1) // block
+    return number * blocks // parts * block, min((number + 1) * blocks // parts * block, length)
+
+
+@kernel
 def _even_part(length, most):
     """The length of the parts when `length` is split evenly into parts of about `most`, at most half as much again."""
     parts = max(1, (2 * length + most) // (2 * most))
@@ -118,6 +140,21 @@ def _four_types(scalar: types.Type) -> tuple[types.Type, ...]:
 TASK, TASKS = 2**18, 16
 
 
+def _dots_types(scalar: types.Type) -> tuple[types.Type, ...]:
+    return array_in(scalar, 4, "A"), array_in(scalar, 3, "A"), array_out(scalar, 3)
+
+
+@kernel(arguments=_dots_types)
+def _dots(a, x, out):
+    """out[i, j, r] = sum over k of a[i, j, r, k] * x[i, j, k], the rows of a and x contiguous."""
+    inner, rows = out.shape[1], out.shape[2]
+    parts = min((rows + 63) // 64, TASKS)
+    for task in prange(out.shape[0] * inner * parts):
+        i, j = task // parts // inner, task // parts % inner
+        first, end = _part(rows, 8, parts, task % parts)
+        dots(a[i, j, first:end], x[i, j], out[i, j, first:end])
+
+
 @kernel
 def _plan(a_t, b, out, l1, l2):
     """Depth of a stretch of k, rows of a tile product, parts of out's rows and columns, and whether b is packed."""
@@ -139,13 +176,6 @@ def _plan(a_t, b, out, l1, l2):
         row_parts = min(wanted, row_blocks if length * columns * size <= l2 // 2 else max(1, row_blocks // 8))
         column_parts = min((wanted + row_parts - 1) // row_parts, column_blocks)
     return depth, height, row_parts, column_parts, packing
-
-
-@kernel
-def _part(length, block, parts, number):
-    """Start and end of one of several parts of `length` that consist of whole blocks, as many in each as can be."""
-    blocks = (length + block - 1) // block
-    return number * blocks // parts * block, min((number + 1) * blocks // parts * block, length)
 
 
 @kernel

@@ -31,6 +31,7 @@ def _register_block() -> tuple[int, int, int, bool]:
 
 
 VECTOR_BYTES, BLOCK_ROWS, BLOCK_VECTORS, HAS_FMA = _register_block()
+ROW_VECTORS = 8  # of a block when there is one row alone: so many sums keep the multiply-adds busy
 # Fewer rows at an edge are computed by the smallest of these that holds them.
 EDGE_ROWS = (4, 8, 12)[: BLOCK_ROWS // 4] if BLOCK_ROWS % 4 == 0 else (2, 4, 6)
 
@@ -63,7 +64,7 @@ def _spread(builder, x, vector):
     return shuffle(builder, builder.insert_element(undefined, x, ir.IntType(32)(0)), undefined, [0] * vector.count)
 
 
-def _multiply_add(builder, x, y, z):
+def multiply_add(builder, x, y, z):
     """x * y + z on vectors, rounded once where the host can: llvmlite's own builder.fma takes scalars only."""
     if not HAS_FMA:
         return builder.fadd(builder.fmul(x, y), z)
@@ -81,7 +82,7 @@ def _prefetch(builder, place):
     builder.call(function, [byte, i32(1), i32(3), i32(1)])
 
 
-class _Lanes:
+class Lanes:
     """Vectors of one float type in memory: loaded and stored whole, or, with a mask, in part."""
 
     def __init__(self, builder, element: ir.Type, itemsize: int):
@@ -136,7 +137,7 @@ class _Operands:
         self.rows, self.columns = builder.sub(rows, i), builder.sub(columns, j)  # from the block to c's end
         element = context.get_data_type(sig.args[2].dtype)
         itemsize = context.get_abi_sizeof(element)
-        self.lanes = _Lanes(builder, element, itemsize)
+        self.lanes = Lanes(builder, element, itemsize)
         across = builder.mul(j, index(itemsize))
         self.a = builder.gep(as_bytes(builder, a.data), [builder.mul(i, self.a_row)])
         self.b = builder.gep(as_bytes(builder, b.data), [across])
@@ -166,7 +167,7 @@ def _sums(builder, x: _Operands, a_rows: list, masks: list) -> list:
     for row in a_rows:
         place = builder.bitcast(builder.gep(row, [a_at]), lanes.vector.element.as_pointer())
         value = _spread(builder, builder.load(place, align=lanes.itemsize), lanes.vector)
-        grown += [_multiply_add(builder, value, part, sums[len(grown) + v]) for v, part in enumerate(line)]
+        grown += [multiply_add(builder, value, part, sums[len(grown) + v]) for v, part in enumerate(line)]
     after_k = [builder.add(k, index(1)), builder.add(a_at, x.a_step), builder.add(b_at, x.b_step)]
     starts = [index(0)] * 3 + [lanes.zero] * len(sums)
     for phi, first, following in zip([k, a_at, b_at, *sums], starts, after_k + grown, strict=True):
@@ -181,7 +182,7 @@ def _sums(builder, x: _Operands, a_rows: list, masks: list) -> list:
     return totals
 
 
-def _write(builder, lanes: _Lanes, add, places: list, totals: list, masks: list) -> None:
+def _write(builder, lanes: Lanes, add, places: list, totals: list, masks: list) -> None:
     """c = totals, or c += totals."""
     with builder.if_else(cgutils.is_not_null(builder, add)) as (with_old, alone):
         with with_old:
@@ -239,6 +240,18 @@ def _smallest_edge_block(builder, x: _Operands) -> None:
 
 
 @intrinsic
+def _row_product(typingctx, a, b, c, j, add):
+    """The part of c's only row from column j on, ROW_VECTORS vectors at most."""
+
+    def codegen(context, builder, sig, args):
+        x = _Operands(context, builder, sig, [*args[:3], index(0), *args[3:]])
+        _edge_block(builder, x, 1, ROW_VECTORS)
+        return context.get_dummy_value()
+
+    return types.void(a, b, c, types.intp, types.boolean), codegen
+
+
+@intrinsic
 def _block_product(typingctx, a, b, c, i, j, add):
     def codegen(context, builder, sig, args):
         x = _Operands(context, builder, sig, args)
@@ -270,6 +283,10 @@ def tile_product(a, b, c, add):
     a has any strides, so a transposed operand costs nothing; the rows of b and of c are contiguous, at any distance.
     Every element is summed up in the order of k, whatever the blocks; c's old value is added last.
     """
+    if c.shape[0] == 1:
+        for j in range(0, c.shape[1], ROW_VECTORS * VECTOR_BYTES // c.itemsize):
+            _row_product(a, b, c, j, add)
+        return
     for j in range(0, c.shape[1], block_columns(c.itemsize)):
         for i in range(0, c.shape[0], BLOCK_ROWS):
             _block_product(a, b, c, i, j, add)

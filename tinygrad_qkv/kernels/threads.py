@@ -23,6 +23,7 @@ from tinygrad_qkv.locks import fork_safe_lock
 # long at these sizes. Units stand beside the numbers.
 PARALLEL_FROM = {
     "matmul": 2**20,  # multiply-adds; smaller matrices than 2**18 go to NumPy, see matmul.py
+    "matrix_vector": 2**18,  # multiply-adds of a product with a vector, which memory bounds
     "softmax": 2**15,  # elements
     "cross_entropy": 2**15,  # elements
     "layer_norm": 2**15,  # elements

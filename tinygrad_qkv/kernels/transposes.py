@@ -4,7 +4,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import kernel
-from tinygrad_qkv.kernels.simd import VECTOR_BYTES, _Lanes, as_bytes, index, shuffle
+from tinygrad_qkv.kernels.simd import VECTOR_BYTES, Lanes, as_bytes, index, shuffle
 
 
 def _transposed(builder, rows):
@@ -31,7 +31,7 @@ def _transpose_square(typingctx, source, out, i, k):
     def codegen(context, builder, sig, args):
         element = context.get_data_type(out.dtype)
         itemsize = context.get_abi_sizeof(element)
-        lanes = _Lanes(builder, element, itemsize)
+        lanes = Lanes(builder, element, itemsize)
         count = lanes.vector.count
         arrays = [context.make_array(kind)(context, builder, x) for kind, x in zip(sig.args[:2], args[:2], strict=True)]
         rows, columns = cgutils.unpack_tuple(builder, arrays[0].shape)
