@@ -135,9 +135,9 @@ def test_the_loop_over_k_holds_multiply_adds_and_loads_alone(name):
     signature = types.void(strided, strided, array_out(scalar, 2, "A"), types.boolean)
     function = numba.njit(signature, nogil=True)(lambda a, b, c, add: tile_product(a, b, c, add))
     loops = [x for x in innermost_loops(function.inspect_asm(function.signatures[0])) if any("vfmadd" in i for i in x)]
-    counts = sorted(sum(i.startswith("vfmadd") for i in loop) for loop in loops)
-    edges = [rows * v for rows in EDGE_ROWS for v in range(1, BLOCK_VECTORS + 1)]
-    assert counts == sorted([BLOCK_ROWS * BLOCK_VECTORS, ROW_VECTORS, *edges])
+    counts = {sum(i.startswith("vfmadd") for i in loop) for loop in loops}  # LLVM may repeat a loop for a flag of it
+    edges = {rows * v for rows in EDGE_ROWS for v in range(1, BLOCK_VECTORS + 1)}
+    assert counts == {BLOCK_ROWS * BLOCK_VECTORS, ROW_VECTORS, *edges}
     for loop in loops:
         other = [i for i in loop if not WORK.match(i) and not COUNTING.match(i)]
         assert not other, other

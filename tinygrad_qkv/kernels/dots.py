@@ -67,6 +67,6 @@ def _dots_plain(a, x, out):
 
 @kernel(plain=_dots_plain)
 def dots(a, x, out):
-    """out[r] = sum over k of a[r, k] * x[k], for a (R, K), x (K,) and out (R,); rows are contiguous, at any distance."""
+    """out[r] = sum over k of a[r, k] * x[k], for a (R, K), x (K,), out (R,); rows are contiguous, at any distance."""
     for r in range(0, a.shape[0], ROWS):
         _dots_of_block(a, x, out, r)

@@ -193,15 +193,15 @@ def _write(builder, lanes: Lanes, add, places: list, totals: list, masks: list) 
                 lanes.store(total, place, mask)
 
 
-def _whole_block(builder, x: _Operands) -> None:
-    """A block of BLOCK_ROWS rows and BLOCK_VECTORS vectors."""
-    rows = range(BLOCK_ROWS)
+def _whole_block(builder, x: _Operands, height: int, vectors: int) -> None:
+    """A block of exactly so many rows and vectors."""
+    rows = range(height)
     c_rows = [builder.gep(x.c, [builder.mul(x.c_row, index(i))]) for i in rows]
-    places = [x.lanes.at(row, v) for row in c_rows for v in range(BLOCK_VECTORS)]
+    places = [x.lanes.at(row, v) for row in c_rows for v in range(vectors)]
     for place in places:
         _prefetch(builder, place)
     a_rows = [builder.gep(x.a, [builder.mul(x.a_row, index(i))]) for i in rows]
-    totals = _sums(builder, x, a_rows, [None] * BLOCK_VECTORS)
+    totals = _sums(builder, x, a_rows, [None] * vectors)
     _write(builder, x.lanes, x.add, places, totals, [None] * len(places))
 
 
@@ -241,11 +241,11 @@ def _smallest_edge_block(builder, x: _Operands) -> None:
 
 @intrinsic
 def _row_product(typingctx, a, b, c, j, add):
-    """The part of c's only row from column j on, ROW_VECTORS vectors at most."""
+    """ROW_VECTORS vectors of c's first row, from column j on."""
 
     def codegen(context, builder, sig, args):
         x = _Operands(context, builder, sig, [*args[:3], index(0), *args[3:]])
-        _edge_block(builder, x, 1, ROW_VECTORS)
+        _whole_block(builder, x, 1, ROW_VECTORS)
         return context.get_dummy_value()
 
     return types.void(a, b, c, types.intp, types.boolean), codegen
@@ -259,7 +259,7 @@ def _block_product(typingctx, a, b, c, i, j, add):
         wide = builder.icmp_signed(">=", x.columns, index(BLOCK_VECTORS * x.lanes.vector.count))
         with builder.if_else(builder.and_(high, wide), likely=True) as (whole, edge):
             with whole:
-                _whole_block(builder, x)
+                _whole_block(builder, x, BLOCK_ROWS, BLOCK_VECTORS)
             with edge:
                 _smallest_edge_block(builder, x)
         return context.get_dummy_value()
@@ -283,10 +283,12 @@ def tile_product(a, b, c, add):
     a has any strides, so a transposed operand costs nothing; the rows of b and of c are contiguous, at any distance.
     Every element is summed up in the order of k, whatever the blocks; c's old value is added last.
     """
+    done = 0
     if c.shape[0] == 1:
-        for j in range(0, c.shape[1], ROW_VECTORS * VECTOR_BYTES // c.itemsize):
+        wide = ROW_VECTORS * VECTOR_BYTES // c.itemsize
+        done = c.shape[1] // wide * wide
+        for j in range(0, done, wide):
             _row_product(a, b, c, j, add)
-        return
-    for j in range(0, c.shape[1], block_columns(c.itemsize)):
+    for j in range(done, c.shape[1], block_columns(c.itemsize)):
         for i in range(0, c.shape[0], BLOCK_ROWS):
             _block_product(a, b, c, i, j, add)
