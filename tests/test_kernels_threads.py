@@ -42,8 +42,8 @@ from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 PARALLEL_FROM.update(dict.fromkeys(PARALLEL_FROM, 1))  # threads for the smallest work too
 rng = np.random.default_rng(0)
-a, b = rng.standard_normal((2, 110, 110)).astype(np.float32)
-x = rng.standard_normal((400, 100)).astype(np.float32)
+a, b = rng.standard_normal((2, 90, 90)).astype(np.float32)
+x = rng.standard_normal((200, 100)).astype(np.float32)
 product, share = k.matmul(a, b), k.softmax(x, 1)
 
 def work(times):
