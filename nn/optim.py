@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv import kernels
+from tinygrad_qkv.kernels.adam import AdamSettings, Moving, adam_settings, adam_step
+from tinygrad_qkv.memory import memory_of
 from tinygrad_qkv.nn.module import Module
 from tinygrad_qkv.tensor import Tensor
+
+# What moves one parameter: its array, its gradient's, its state with "step" counted from 1, and its group.
+Update = tuple[np.ndarray, np.ndarray, dict[str, Any], dict[str, Any]]
 
 
 class Optimizer:
@@ -21,7 +25,7 @@ class Optimizer:
 
     `params` is an iterable of parameters, or of dicts with "params" and settings of their own; `param_groups` holds
     them with all settings filled in, to be read and changed (`opt.param_groups[0]["lr"] = 0.01`).
-    A subclass checks its settings and says how one parameter moves.
+    A subclass checks its settings and says how the parameters move.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]):
@@ -36,22 +40,26 @@ class Optimizer:
         for name in ("lr", "weight_decay"):
             _refuse_all_but_finite(type(self).__name__, name, group[name])
 
-    def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Move the array `p` in place by its gradient `g`; state["step"] counts from 1."""
+    def move(self, updates: list[Update]) -> None:
+        """Move the arrays of parameters in place by their gradients."""
         raise NotImplementedError
 
     def step(self) -> None:
         """Move every parameter that has a gradient."""
-        states = iter(self._state)
+        updates, moved, states = [], [], iter(self._state)
         for group in self.param_groups:
             for parameter in group["params"]:
-                state = next(states)
-                if parameter.grad is None:
+                state, g = next(states), parameter.grad
+                if g is None:
                     continue
+                if not parameter.data.flags.writeable:
+                    parameter.data = parameter.data.copy()
                 state["step"] = state.get("step", 0) + 1
-                array = parameter.data if parameter.data.flags.writeable else parameter.data.copy()
-                self.update(array, parameter.grad.data, state, group)
-                parameter.data = array  # the same array: this numbers the write, so that backward can refuse
+                updates.append((parameter.data, g.data, state, group))
+                moved.append(parameter)
+        self.move(updates)
+        for parameter in moved:
+            memory_of(parameter).write()  # so that backward can refuse what it saved
 
     def zero_grad(self) -> None:
         """Forget the gradients of all parameters: `.grad` is None."""
@@ -128,18 +136,19 @@ class SGD(Optimizer):
         if group["nesterov"] and not group["momentum"]:
             raise ValueError("nesterov=True looks along the momentum; give momentum, e.g. 0.9")
 
-    def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
-        momentum = group["momentum"]
-        if group["weight_decay"]:
-            g = g + group["weight_decay"] * p
-        if momentum:
-            if "momentum" in state:
-                state["momentum"] *= momentum
-                state["momentum"] += g
-            else:
-                state["momentum"] = np.array(g, dtype=p.dtype)
-            g = g + momentum * state["momentum"] if group["nesterov"] else state["momentum"]
-        p -= group["lr"] * g
+    def move(self, updates: list[Update]) -> None:
+        for p, g, state, group in updates:
+            momentum = group["momentum"]
+            if group["weight_decay"]:
+                g = g + group["weight_decay"] * p
+            if momentum:
+                if "momentum" in state:
+                    state["momentum"] *= momentum
+                    state["momentum"] += g
+                else:
+                    state["momentum"] = np.array(g, dtype=p.dtype)
+                g = g + momentum * state["momentum"] if group["nesterov"] else state["momentum"]
+            p -= group["lr"] * g
 
 
 class Adam(Optimizer):
@@ -169,28 +178,29 @@ class Adam(Optimizer):
             )
         _refuse_all_but_finite(type(self).__name__, "eps", group["eps"])
 
-    def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if group["weight_decay"]:
-            g = g + float(group["weight_decay"]) * p  # a NumPy scalar would make float64 of float32
-        self.move(p, g, state, group)
+    def move(self, updates: list[Update]) -> None:
+        """One pass of a kernel over the arrays of all parameters of a dtype."""
+        moving: dict[str, list[Moving]] = {}
+        of, at, settings = None, 0, None  # parameters of one group mostly are at one step, and share its numbers
+        for p, g, state, group in updates:
+            step = state["step"]
+            if step == 1:
+                state["m"], state["v"] = np.zeros_like(p), np.zeros_like(p)
+            if group is not of or step != at:
+                of, at, settings = group, step, self.settings(group, step)
+            of_dtype = moving.setdefault(p.dtype.char, [])
+            of_dtype.append(Moving(p, self.decayed(g, p, group), state["m"], state["v"], settings))
+        for parameters in moving.values():
+            adam_step(parameters)
 
-    def move(
-        self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any], shrink: float = 1.0
-    ) -> None:
-        """The step without decay, on shrink * p: one pass of a kernel over the four arrays."""
-        if state["step"] == 1:
-            state["m"], state["v"] = np.zeros_like(p), np.zeros_like(p)
-        kernels.adam_step(
-            p,
-            g,
-            state["m"],
-            state["v"],
-            lr=group["lr"],
-            betas=group["betas"],
-            eps=group["eps"],
-            step=state["step"],
-            shrink=shrink,
-        )
+    def decayed(self, g: np.ndarray, p: np.ndarray, group: dict[str, Any]) -> np.ndarray:
+        """The gradient, with that of the decay where there is one."""
+        decay = float(group["weight_decay"])  # a NumPy scalar would make float64 of float32
+        return g + decay * p if decay else g
+
+    def settings(self, group: dict[str, Any], step: int) -> AdamSettings:
+        """The numbers of a step, for the kernel."""
+        return adam_settings(lr=group["lr"], betas=group["betas"], eps=group["eps"], step=step)
 
 
 class AdamW(Adam):
@@ -210,8 +220,11 @@ class AdamW(Adam):
     ):
         super().__init__(params, lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
-    def update(self, p: np.ndarray, g: np.ndarray, state: dict[str, Any], group: dict[str, Any]) -> None:
-        self.move(p, g, state, group, shrink=1 - group["lr"] * group["weight_decay"])
+    def decayed(self, g: np.ndarray, p: np.ndarray, group: dict[str, Any]) -> np.ndarray:
+        return g
+
+    def settings(self, group: dict[str, Any], step: int) -> AdamSettings:
+        return super().settings(group, step)._replace(shrink=1 - group["lr"] * group["weight_decay"])
 
 
 def clip_grad_norm(params: Tensor | Iterable[Tensor], max_norm: float) -> float:
