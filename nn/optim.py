@@ -181,13 +181,14 @@ class Adam(Optimizer):
     def move(self, updates: list[Update]) -> None:
         """One pass of a kernel over the arrays of all parameters of a dtype."""
         moving: dict[str, list[Moving]] = {}
-        of, at, settings = None, 0, None  # parameters of one group mostly are at one step, and share its numbers
+        known: dict[tuple[int, int], AdamSettings] = {}  # a group's parameters mostly are at one step
         for p, g, state, group in updates:
             step = state["step"]
             if step == 1:
                 state["m"], state["v"] = np.zeros_like(p), np.zeros_like(p)
-            if group is not of or step != at:
-                of, at, settings = group, step, self.settings(group, step)
+            settings = known.get((id(group), step))
+            if settings is None:
+                settings = known[id(group), step] = self.settings(group, step)
             of_dtype = moving.setdefault(p.dtype.char, [])
             of_dtype.append(Moving(p, self.decayed(g, p, group), state["m"], state["v"], settings))
         for parameters in moving.values():

@@ -5,16 +5,15 @@ all parameters in a row, and which settings hold for it.  So many small paramete
 the elements evenly, however they are divided into parameters.
 """
 
-import ctypes
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, prange
+from numba import prange
 from numba.core import types
-from numba.extending import intrinsic
 
+from tinygrad_qkv.kernels.addresses import array_at
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -80,11 +79,12 @@ def adam_step(parameters: Sequence[Moving]) -> None:
 
 def _lines(moving: Moving, copies: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """p, g, m and v with one axis, for the kernel; `copies` gets those that have to be copied back."""
-    whole = [contiguous(x, "adam_step") for x in moving[:END]]
+    arrays = moving.p, moving.g, moving.m, moving.v
+    whole = [contiguous(x, "adam_step") for x in arrays]
     lines = [x.reshape(-1) for x in whole]
     for column in (P, M, V):
-        if whole[column] is not moving[column]:
-            copies.append((moving[column], lines[column]))
+        if whole[column] is not arrays[column]:
+            copies.append((arrays[column], lines[column]))
     return lines
 
 
@@ -134,8 +134,8 @@ def _move_elements(settings, table, start, stop):
         first = start - (table[number - 1, END] if number else 0)
         size = min(stop, line[END]) - start
         offset = first * settings.itemsize
-        p, g = _array_at(line[P] + offset, size, settings), _array_at(line[G] + offset, size, settings)
-        m, v = _array_at(line[M] + offset, size, settings), _array_at(line[V] + offset, size, settings)
+        p, g = array_at(line[P] + offset, size, settings), array_at(line[G] + offset, size, settings)
+        m, v = array_at(line[M] + offset, size, settings), array_at(line[V] + offset, size, settings)
         shrink, rate, part1, part2, root, eps = settings[line[SETTINGS]]
         _move_stretch(p, g, m, v, shrink, rate, part1, part2, root, eps)
         start += size
@@ -153,26 +153,6 @@ def _holding(table, element):
         else:
             high = middle
     return low
-
-
-@intrinsic
-def _pointer(typing, address, like):
-    """An address as a pointer to elements of the type of the array `like`."""
-
-    def codegen(context, builder, sig, args):
-        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
-
-    return types.CPointer(like.dtype)(address, like), codegen
-
-
-def _array_at_plain(address, size, like):
-    return np.frombuffer((ctypes.c_char * (size * like.itemsize)).from_address(int(address)), like.dtype)
-
-
-@kernel(plain=_array_at_plain)
-def _array_at(address, size, like):
-    """The array (size,) at an address.  NOTE: it keeps nothing alive; the caller of the kernel does."""
-    return carray(_pointer(address, like), (size,))
 
 
 def _move_plain(p, g, m, v, shrink, rate, part1, part2, root, eps):
