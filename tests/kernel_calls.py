@@ -208,9 +208,6 @@ def digest(arrays: Iterable[Any]) -> str:
     return sha.hexdigest()[:16]
 
 
-SERIAL = {"adam._enter", "matmul._two_matrices"}  # kernels of small work alone, which have no loop for threads
-
-
 def main(form: str) -> None:
     """Print the bits of every kernel, in the "parallel" or the "serial" form."""
     in_threads: list[Any] = []
@@ -221,7 +218,7 @@ def main(form: str) -> None:
     for name, call in CALLS.items():
         # Twice as large as the rule asks, and a little: no number of tiles, stretches or rows is even.
         bits[name] = digest(call.make(2 * threads.PARALLEL_FROM[call.rule] + 10_007)())
-    shared = [kernel for kernel in all_kernels() if kernel.name not in SERIAL]
+    shared = [kernel for kernel in all_kernels() if kernel.has_threads]
     found: dict[str, Any] = {"bits": bits, "kernels": [kernel.name for kernel in shared]}
     if form == "parallel":
         import numba

@@ -75,15 +75,22 @@ def table(found: list[Kernel]) -> str:
     for kernel in found:
         stored = [kernel.stored(np.dtype(dtype), FORMS[form]) for dtype, form in columns]
         cells = ["-" if one is None else f"{one.seconds:.2f} s" if one.current else "stale" for one in stored]
+        cells = [cell if form in _forms_of(kernel) else "" for cell, (_, form) in zip(cells, columns, strict=True)]
         size = sum(one.size for one in stored if one is not None)
         lines.append(f"{kernel.name:{width}}" + "".join(f"{cell:>10}" for cell in cells) + f"{size / 1024:>10.0f}")
     return "\n".join(lines)
 
 
+def _forms_of(kernel: Kernel) -> list[str]:
+    return list(FORMS) if kernel.has_threads else ["serial"]
+
+
 def warm(found: list[Kernel], dtypes: list[str]) -> None:
     """Compile every form of the kernels that is not on disk, and say how long each took."""
     progress.silent = True
-    wanted = [(kernel, dtype, form) for kernel in found for dtype in dtypes for form in FORMS]
+    wanted = [
+        (kernel, dtype, form) for kernel in found for dtype in dtypes for form in FORMS if form in _forms_of(kernel)
+    ]
     width = max(len(kernel.name) for kernel in found)
     start = time.perf_counter()
     compiled = 0

@@ -79,6 +79,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], arguments: Callable[..., Any], fastmath: frozenset[str]) -> None:
         self.function = function
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+        self.has_threads = "prange" in function.__code__.co_names  # without, the serial form is all that is called
         self._arguments = arguments
         self._fastmath = fastmath
         self._compiled: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial and parallel, by the dtype's number
