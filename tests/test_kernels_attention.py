@@ -237,6 +237,9 @@ def test_strides_byte_order_and_read_only_inputs():
     turned = rules._replace(keep=np.asfortranarray(rules.keep), bias=np.asfortranarray(rules.bias))
     for x, y in zip(computed(*odd, turned), want, strict=True):
         np.testing.assert_array_equal(x, y)
+    same = [np.broadcast_to(x[:1, :1], x.shape) for x in (q, k, v, g)]  # one head's numbers, seen again and again
+    for x, y in zip(computed(*same, rules), computed(*(x.copy() for x in same), rules), strict=True):
+        np.testing.assert_array_equal(x, y)
     g = np.broadcast_to(np.float32(1), g.shape)
     for x, y in zip(computed(q, k, v, g, rules), computed(q, k, v, g.copy(), rules), strict=True):
         np.testing.assert_array_equal(x, y)

@@ -33,7 +33,7 @@ def attention(
     Errors: ValueError for shapes that do not fit, TypeError for other or unlike dtypes.
     """
     q, k, v = _operands("attention", q, k, v)
-    out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]))
+    out = _ordered_as(q, v.shape[3])
     lse = np.empty(q.shape[:3], q.dtype)
     if lse.size == 0 or k.shape[2] == 0:
         out[...], lse[...] = 0, -np.inf if rules.sink is None else rules.sink[:, None]
@@ -66,8 +66,10 @@ def attention_pullback(
     shapes_fit("attention_pullback", g=(g, shape), out=(out, shape), lse=(lse, q.shape[:3]))
     g, out = (_rows_in_place(x, "attention_pullback") for x in (g, out))
     one_dtype("attention_pullback", q, g, out, lse)
-    fresh = np.empty_like if rules.lengths is None else np.zeros_like  # keys that are not read get no gradient
-    dq, dk, dv = np.zeros_like(q), fresh(k), fresh(v)
+    dq, dk, dv = (_ordered_as(x, x.shape[3]) for x in (q, k, v))
+    dq[...] = 0
+    if rules.lengths is not None:  # keys that are not read get no gradient
+        dk[...], dv[...] = 0, 0
     dbias = np.zeros((*lse.shape, k.shape[2]) if bias_too else (*q.shape[:2], 0, 0), q.dtype)
     if lse.size and k.shape[2]:
         height, width = HEIGHT, ROW_BYTES // q.itemsize
@@ -102,3 +104,10 @@ def _rows_in_place(x: np.ndarray, name: str) -> np.ndarray:
     """x in native bytes with a contiguous last axis, copied only where it is not so."""
     x = native(x, name)
     return x if x.shape[-1] <= 1 or x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
+
+
+def _ordered_as(x: np.ndarray, width: int) -> np.ndarray:
+    """An array with rows of `width` elements, contiguous, and otherwise x's shape and order of axes in memory."""
+    shape = (*x.shape[:3], width)
+    out = np.empty_like(x, shape=shape)
+    return out if out.strides[3] == out.itemsize else np.empty(shape, x.dtype)  # x is a broadcast view
