@@ -248,7 +248,7 @@ BUILDING_BLOCKS = {
     f"tinygrad_qkv/kernels/{name}.py"
     for name in (
         *("attention_masks", "attention_tiles", "panels", "passes", "random_bits", "rows", "scalars", "simd"),
-        *("addresses", "dots", "softmax_columns", "softmax_rows", "transposes", "vectors"),
+        *("addresses", "dots", "softmax_columns", "softmax_rows", "tile_product", "transposes", "vectors"),
     )
 }
 

@@ -13,18 +13,18 @@ def peak_rate() -> float:
     import numba
 
     from tinygrad_qkv.kernels import simd, threads
+    from tinygrad_qkv.kernels.tile_product import tile_product
 
     threads.start()
     count = threads.get_num_threads()
     rows, columns = 2 * simd.BLOCK_ROWS, simd.block_columns(4)
     a, b = numbers(count, DEPTH, rows), numbers(count, DEPTH, columns, seed=1)
     c = np.empty((count, rows, columns), np.float32)
-    product = simd.tile_product
 
     @numba.njit(nogil=True)
     def one_thread(a, b, c):
         for _ in range(REPEATS):
-            product(a, b, c, False)
+            tile_product(a, b, c, False)
 
     @numba.njit(parallel=True, nogil=True)
     def all_threads(a, b, c):

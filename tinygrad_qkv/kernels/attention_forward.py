@@ -18,7 +18,7 @@ from tinygrad_qkv.kernels.attention_tiles import (
 )
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.scalars import exp, log, of_rank, rank
-from tinygrad_qkv.kernels.simd import tile_product
+from tinygrad_qkv.kernels.tile_product import tile_product
 from tinygrad_qkv.kernels.transposes import transpose
 
 

@@ -12,8 +12,9 @@ from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.cpu_caches import cache_sizes
 from tinygrad_qkv.kernels.dots import dots
 from tinygrad_qkv.kernels.panels import pack, read_only
-from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns, tile_product
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
+from tinygrad_qkv.kernels.tile_product import tile_product
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Multiply-adds below which NumPy's BLAS computes a product of two matrices on one thread, one with a vector, and one of

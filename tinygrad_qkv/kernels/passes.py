@@ -20,15 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import JIT, kernel
-from tinygrad_qkv.kernels.scalars import constant
-from tinygrad_qkv.kernels.simd import VECTOR_BYTES, index
-from tinygrad_qkv.kernels.vectors import FUNCTIONS, IDENTITY, Vector, across, below, in_tree, load, spread, store
+from tinygrad_qkv.kernels.simd import VECTOR_BYTES, below, constant, index, load, register_of, spread, store
+from tinygrad_qkv.kernels.vectors import FUNCTIONS, IDENTITY, Vector, across, in_tree
 
 UNROLL = 4  # registers in flight in a pass, each with sums of its own: enough to hide the latency of an addition
 BLOCK = 8  # registers of a block of short rows
@@ -127,8 +125,7 @@ class _Arguments:
     def __init__(self, context, builder, arguments: list, into: int, vector_bytes: int):
         self.builder, self.into = builder, into
         kind, value = arguments[0]
-        element = context.get_data_type(kind.dtype)
-        self.register = ir.VectorType(element, vector_bytes // context.get_abi_sizeof(element))
+        self.register = register_of(context.get_data_type(kind.dtype), vector_bytes)
         self.shape = cgutils.unpack_tuple(builder, context.make_array(kind)(context, builder, value).shape)
         self.arguments = [self._prepared(context, kind, value) for kind, value in arguments]
 

@@ -8,6 +8,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import JIT
+from tinygrad_qkv.kernels.simd import constant
 
 
 class _Numbers(NamedTuple):
@@ -108,13 +109,6 @@ _DOUBLE = _Numbers(
         *(2.9679611549098402e-08, -5.570071596136047e-09),
     ),
 )
-
-
-def constant(kind: ir.Type, value: float) -> ir.Constant:
-    """A number of a type, in every lane where that is a vector."""
-    if isinstance(kind, ir.VectorType):
-        return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
-    return ir.Constant(kind, value)
 
 
 def _numbers(kind: ir.Type) -> _Numbers:

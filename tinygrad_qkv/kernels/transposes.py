@@ -4,7 +4,17 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import kernel
-from tinygrad_qkv.kernels.simd import VECTOR_BYTES, Lanes, as_bytes, index, shuffle
+from tinygrad_qkv.kernels.simd import (
+    VECTOR_BYTES,
+    as_bytes,
+    below,
+    index,
+    itemsize_of,
+    load,
+    register_of,
+    shuffle,
+    store,
+)
 
 
 def _transposed(builder, rows):
@@ -29,35 +39,33 @@ def _transpose_square(typingctx, source, out, i, k):
     """out[k + c, i + r] = source[i + r, k + c] for r and c below the number of lanes, as far as both arrays reach."""
 
     def codegen(context, builder, sig, args):
-        element = context.get_data_type(out.dtype)
-        itemsize = context.get_abi_sizeof(element)
-        lanes = Lanes(builder, element, itemsize)
-        count = lanes.vector.count
+        vector = register_of(context.get_data_type(out.dtype))
+        count, itemsize = vector.count, index(itemsize_of(vector))
         arrays = [context.make_array(kind)(context, builder, x) for kind, x in zip(sig.args[:2], args[:2], strict=True)]
         rows, columns = cgutils.unpack_tuple(builder, arrays[0].shape)
         steps = [builder.extract_value(x.strides, 0) for x in arrays]
 
         def place(n, line, across):
             """Element `across` of the line of array n."""
-            offset = builder.add(builder.mul(line, steps[n]), builder.mul(across, index(itemsize)))
-            return builder.bitcast(builder.gep(as_bytes(builder, arrays[n].data), [offset]), lanes.vector.as_pointer())
+            offset = builder.add(builder.mul(line, steps[n]), builder.mul(across, itemsize))
+            return builder.gep(as_bytes(builder, arrays[n].data), [offset])
 
         def emit(whole):
-            inside_row = None if whole else lanes.below(builder.sub(columns, args[3]))
+            inside_row = None if whole else below(builder, builder.sub(columns, args[3]), vector)
             lines = []
             for r in range(count):
                 row = builder.add(args[2], index(r))
                 if not whole:  # rows past the end repeat the last one, and are not stored
                     row = builder.select(builder.icmp_signed("<", row, rows), row, builder.sub(rows, index(1)))
-                lines.append(lanes.load(place(0, row, args[3]), inside_row))
-            inside_column = None if whole else lanes.below(builder.sub(rows, args[2]))
+                lines.append(load(builder, place(0, row, args[3]), vector, inside_row))
+            inside_column = None if whole else below(builder, builder.sub(rows, args[2]), vector)
             for c, line in enumerate(_transposed(builder, lines)):
                 column = builder.add(args[3], index(c))
                 if whole:
-                    lanes.store(line, place(1, column, args[2]))
+                    store(builder, line, place(1, column, args[2]))
                 else:
                     with builder.if_then(builder.icmp_signed("<", column, columns)):
-                        lanes.store(line, place(1, column, args[2]), inside_column)
+                        store(builder, line, place(1, column, args[2]), inside_column)
 
         fits = [
             builder.icmp_signed("<=", builder.add(start, index(count)), end)

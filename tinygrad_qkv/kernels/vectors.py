@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 
 from tinygrad_qkv.kernels.scalars import (
     absolute_of,
-    constant,
     erf_of,
     exp_of,
     log1p_of,
@@ -24,7 +22,7 @@ from tinygrad_qkv.kernels.scalars import (
     mills_of,
     tanh_of,
 )
-from tinygrad_qkv.kernels.simd import shuffle
+from tinygrad_qkv.kernels.simd import constant, shuffle
 
 # a * b + c may be rounded once. Nothing else may be reordered, so NaN and inf mean what they mean in NumPy.
 CONTRACT = ("contract",)
@@ -152,44 +150,3 @@ def across(builder, fold: np.ufunc, registers: list):
         pairs = zip(registers[::2], registers[1::2], strict=True)
         registers = [shuffle(builder, a, b, range(2 * a.type.count)) for a, b in pairs]
     return registers[0]
-
-
-def spread(builder, x, kind: ir.VectorType):
-    """A register with the number x in every lane."""
-    undefined = ir.Constant(kind, ir.Undefined)
-    return shuffle(builder, builder.insert_element(undefined, x, ir.IntType(32)(0)), undefined, [0] * kind.count)
-
-
-def below(builder, count, kind: ir.VectorType):
-    """The mask of those lanes whose number is less than `count`, which fits in 32 bits."""
-    numbers = ir.VectorType(ir.IntType(32), kind.count)
-    lanes = ir.Constant(numbers, [numbers.element(i) for i in range(kind.count)])
-    return builder.icmp_signed("<", lanes, spread(builder, builder.trunc(count, numbers.element), numbers))
-
-
-def load(builder, place, kind: ir.VectorType, mask=None):
-    """The register at `place`, a pointer to its first element; lanes outside the mask are 0, and not read."""
-    place = builder.bitcast(place, kind.as_pointer())
-    if mask is None:
-        return builder.load(place, align=_itemsize(kind))
-    return _masked(builder, "load", kind, kind, [place, ir.IntType(32)(_itemsize(kind)), mask, constant(kind, 0.0)])
-
-
-def store(builder, value, place, mask=None) -> None:
-    """Write the register to `place`; what lies outside the mask is not touched."""
-    kind = value.type
-    place = builder.bitcast(place, kind.as_pointer())
-    if mask is None:
-        builder.store(value, place, align=_itemsize(kind))
-    else:
-        _masked(builder, "store", kind, ir.VoidType(), [value, place, ir.IntType(32)(_itemsize(kind)), mask])
-
-
-def _masked(builder, action: str, kind: ir.VectorType, result: ir.Type, arguments: list):
-    name = f"llvm.masked.{action}.v{kind.count}f{8 * _itemsize(kind)}.p0"
-    signature = ir.FunctionType(result, [x.type for x in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), arguments)
-
-
-def _itemsize(kind: ir.VectorType) -> int:
-    return 4 if kind.element == ir.FloatType() else 8

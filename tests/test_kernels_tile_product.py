@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from tinygrad_qkv.kernels.compile import JIT, array_in, array_out, host_features
-from tinygrad_qkv.kernels.simd import BLOCK_ROWS, BLOCK_VECTORS, EDGE_ROWS, HAS_FMA, ROW_VECTORS, tile_product
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, BLOCK_VECTORS, HAS_FMA
+from tinygrad_qkv.kernels.tile_product import EDGE_ROWS, ROW_VECTORS, tile_product
 
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 AVX2, SSE2 = "+avx,+avx2,+fma", "+sse2"
@@ -21,7 +22,8 @@ import itertools
 import numba, numpy as np
 from numba.core import types
 from tinygrad_qkv.kernels.compile import JIT, array_in, array_out
-from tinygrad_qkv.kernels.simd import BLOCK_ROWS, HAS_FMA, VECTOR_BYTES, block_columns, tile_product
+from tinygrad_qkv.kernels.simd import BLOCK_ROWS, HAS_FMA, VECTOR_BYTES, block_columns
+from tinygrad_qkv.kernels.tile_product import tile_product
 
 rng = np.random.default_rng(0)
 
