@@ -203,6 +203,19 @@ def test_a_query_without_a_key_takes_no_part():
         np.testing.assert_allclose(results[i], alone[i], atol=1e-13)
 
 
+@pytest.mark.parametrize("reach", [{"least": 0}, {"least": -40, "most": 40}], ids=["causal", "window"])
+def test_a_query_whose_near_keys_are_all_marked_as_hidden_takes_no_part(reach):
+    """What is left of a tile begins to the right of all that its first queries may see."""
+    T, S = 113, 127
+    keep = np.broadcast_to(np.arange(S) >= 100, (1, 1, T, S))
+    near = {**reach, "positions": (np.arange(T)[None], np.arange(S)[None])}
+    given, rules = inputs(1, 2, 1, T, S, 3, 2, np.float64), AttentionRules(keep=keep, **reach)
+    check(*given, AttentionRules(keep=keep, **near))
+    for one, other in zip(computed(*given, rules), computed(*given, AttentionRules(keep=keep, **near)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+    assert (attention(*given[:3], rules)[0][:, :, :60] == 0).all()
+
+
 def test_the_sink_takes_its_share():
     q, k, v, _ = inputs(1, 2, 2, 3, 5, 4, 3, np.float64)
     plain, lse = attention(q, k, v)

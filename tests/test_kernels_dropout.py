@@ -60,3 +60,9 @@ def test_odd_arrays():
     np.testing.assert_array_equal(dropout(spread, 0.5, 1), dropout(spread.copy(), 0.5, 1))
     with pytest.raises(TypeError, match="dropout works on float32 and float64, got int64"):
         dropout(np.ones(3, np.int64), 0.5, 1)
+
+
+@pytest.mark.parametrize("p", [-0.5, 0, 1.5, np.nan])
+def test_what_is_no_probability_is_refused(p):
+    with pytest.raises(ValueError, match="probability"):
+        dropout(np.ones(3, np.float32), p, 1)

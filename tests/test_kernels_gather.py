@@ -33,3 +33,13 @@ def test_tables_of_all_kinds():
     x, ids = RNG.normal(size=(2 * WIDTH, 2 * WIDTH)), RNG.integers(0, WIDTH, PARALLEL_FROM["gather"] // WIDTH)
     for odd in (x.T, x[::2], x[:, ::2], x.astype(">f8"), x.astype(np.float16), (x * 100).astype(np.int64)):
         np.testing.assert_array_equal(gather(odd, ids), odd[ids])
+
+
+@pytest.mark.parametrize("n", [3, PARALLEL_FROM["gather"] // WIDTH])
+def test_errors(n):
+    x, ids = np.ones((5, WIDTH), np.float32), np.zeros(n, np.int64)
+    with pytest.raises(ValueError, match=r"\(rows, D\)"):
+        gather(x[None], ids)
+    for odd in (ids.astype(np.float64), ids.astype(bool)):
+        with pytest.raises(TypeError, match="integers"):
+            gather(x, odd)

@@ -168,7 +168,11 @@ def test_a_batch_of_small_products_in_every_layout(left, right):
 
 
 @pytest.mark.parametrize(
-    ("left", "right"), [((0, 3), (3, 2)), ((4, 0), (0, 5)), ((4, 3), (3, 0)), ((0, 4, 3), (3, 2)), ((2, 4, 0), (0, 5))]
+    ("left", "right"),
+    [
+        *(((0, 3), (3, 2)), ((4, 0), (0, 5)), ((4, 3), (3, 0)), ((0, 4, 3), (3, 2)), ((2, 4, 0), (0, 5))),
+        *(((0, 71, 73), (73, 67)), ((0, 71, 73), (1, 73, 67)), ((2, 0, 71, 73), (0, 73, 1))),  # large ones
+    ],
 )
 def test_empty_axes(left, right):
     got = matmul(np.ones(left, np.float32), np.ones(right, np.float32))

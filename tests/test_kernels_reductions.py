@@ -100,3 +100,14 @@ def test_empty_axes():
     for f in (largest, smallest):
         with pytest.raises(ValueError, match="identity"):
             f(nothing, (0,))
+
+
+@pytest.mark.parametrize("reduce", [total, largest, smallest])
+def test_axes_out_of_order_or_negative(reduce):
+    x = RNG.normal(size=(31, 53, 37)).astype(np.float64)
+    for axes, tidy in (((-1,), (2,)), ((-2, -1), (1, 2)), ((2, 0), (0, 2))):
+        np.testing.assert_allclose(reduce(x, axes), reduce(x, tidy), rtol=0, atol=1e-12)
+    with pytest.raises(np.exceptions.AxisError):
+        reduce(x, (3,))
+    with pytest.raises(ValueError, match="duplicate"):
+        reduce(x, (0, 0))

@@ -51,3 +51,23 @@ def test_broadcasting_and_strides():
     same(np.broadcast_to(keep[:, None], (97, 5, 103)), np.broadcast_to(2.0, (97, 5, 103)), -1)
     with pytest.raises(ValueError, match="broadcast"):
         select(keep, a, b)
+
+
+@pytest.mark.parametrize("n", [17, 2 * STRETCH])
+def test_numbers_of_numpy_have_their_dtype_at_every_size(n):
+    keep, a = RNG.random(n) > 0.5, RNG.normal(size=n).astype(np.float32)
+    for x in (np.float64(0.1), np.float32(0.1), np.int64(3)):
+        same(keep, a, x)
+
+
+@pytest.mark.parametrize("n", [17, 2 * STRETCH])
+def test_a_mask_of_numbers_is_refused(n):
+    for keep in (np.ones(n, np.int64), np.full(n, 2, np.uint8), np.ones(n, np.float32)):
+        with pytest.raises(TypeError, match="boolean"):
+            select(keep, np.zeros(n, np.float32), 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_shapes_that_only_gain_axes_cause_no_warning():
+    keep, a = RNG.random((1, 2 * STRETCH)) > 0.5, RNG.normal(size=2 * STRETCH).astype(np.float32)
+    same(keep, a, a[None])

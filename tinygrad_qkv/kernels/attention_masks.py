@@ -177,7 +177,7 @@ def hide(x, rules, i0, j0, how, seen):
         if how & CUT:
             ahead = i0 + i + rules.reach[2] - j0
             x[i, : max(ahead - rules.reach[1], 0)] = -np.inf
-            x[i, min(ahead - rules.reach[0] + 1, x.shape[1]) :] = -np.inf
+            x[i, max(min(ahead - rules.reach[0] + 1, x.shape[1]), 0) :] = -np.inf  # marks may leave a box beyond them
 
 
 def _cap_plain(x, slope, inner, cap):
