@@ -64,7 +64,8 @@ def _any_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     each = rows * depth * columns
     work = math.prod(lead) * each
     least = NUMPY_VECTOR_BELOW if 1 in (rows, columns) else NUMPY_BELOW
-    if each < least and work < (PARALLEL_FROM["matmul"] if each < NUMPY_EACH_BELOW else NUMPY_BELOW):
+    quick = each < least and work < (PARALLEL_FROM["matmul"] if each < NUMPY_EACH_BELOW else NUMPY_BELOW)
+    if quick or not work:  # of an empty batch too, whatever the size of its matrices
         return np.ascontiguousarray(np.matmul(a, b))
     out = empty((*lead, rows, columns), a.dtype)
     _in_threads(*_four_axes(a, b, out), work)
