@@ -22,6 +22,8 @@ def dropout(x: np.ndarray, p: float, seed: int) -> np.ndarray:
     NOTE: fused attention promises to drop the same weights as this function does of an array (B, H, T, S): there i is
     ((b * H + h) * T + t) * S + s. A change of the numbering here is one there.
     """
+    if not 0 < p <= 1:
+        raise ValueError(f"dropout's p is a probability above 0, at most 1, got {p}")
     line = contiguous(x, "dropout").ravel()
     y = empty(x.shape, line.dtype)
     if y.size:

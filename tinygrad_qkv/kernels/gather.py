@@ -17,6 +17,10 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
     Little work, narrow rows, dtypes other than float32 and float64, and tables that are not contiguous go to NumPy.
     """
+    if x.ndim != 2:
+        raise ValueError(f"gather needs a table of shape (rows, D), got {x.shape}")
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"gather: ids must be integers, got {ids.dtype}")
     flags = x.flags
     straight = flags.c_contiguous and flags.aligned and x.dtype.isnative and x.dtype.char in "fd"
     if not straight or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:

@@ -8,6 +8,7 @@ thousand numbers; what the blocks of one result come to is reduced in the same w
 So no number goes through more than about 32 sums in a row within a block.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -28,10 +29,10 @@ LINES = 32  # of a block
 
 
 def total(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """sum(x) over `axes` (sorted, not negative), which are gone from the result.
+    """sum(x) over `axes`, which are gone from the result.
 
     The error is at most 128 units in the last place of sum(|x|) up to 10^8 numbers. Few numbers, dtypes other than
-    float32 and float64, and arrays that are not contiguous go to NumPy.
+    float32 and float64, arrays that are not contiguous, and axes out of order or negative go to NumPy.
     """
     return _reduced(x, axes, _sum_lines, _sum_columns) if _is_work(x, axes) else np.add.reduce(x, axis=axes)
 
@@ -51,6 +52,8 @@ def smallest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 def _is_work(x: np.ndarray, axes: tuple[int, ...]) -> bool:
     if x.size < PARALLEL_FROM["reductions"] or not axes or x.dtype.char not in "fd":
         return False
+    if not 0 <= axes[0] <= axes[-1] < x.ndim or any(first >= second for first, second in itertools.pairwise(axes)):
+        return False  # NumPy sorts them, or says what is wrong
     flags = x.flags
     if not (flags.c_contiguous and flags.aligned and x.dtype.isnative):
         return False

@@ -16,14 +16,17 @@ def select(keep: np.ndarray, a: np.ndarray | float, b: np.ndarray | float) -> np
     keep boolean, a and b arrays or numbers; all three broadcast. Small masks, two numbers, and arrays that are not both
     float32 or both float64 go to NumPy.
     """
+    if keep.dtype != np.bool_:
+        raise TypeError(f"select's mask is boolean, got {keep.dtype}; compare first, e.g. mask != 0")
     if keep.size < PARALLEL_FROM["select"]:
         return np.where(keep, a, b)
-    dtypes = {x.dtype for x in (a, b) if isinstance(x, np.ndarray)}
+    dtypes = {x.dtype for x in (a, b) if isinstance(x, (np.ndarray, np.generic))}
     if len(dtypes) != 1 or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}:
         return np.where(keep, a, b)
     (dtype,) = dtypes
-    keep, a, b = np.broadcast_arrays(keep, np.asarray(a, dtype), np.asarray(b, dtype))
-    out = empty(keep.shape, dtype)
+    shape = np.broadcast_shapes(keep.shape, np.shape(a), np.shape(b))
+    keep, a, b = (np.broadcast_to(x, shape) for x in (keep, np.asarray(a, dtype), np.asarray(b, dtype)))
+    out = empty(shape, dtype)
     mask = np.ascontiguousarray(keep).view(np.uint8).ravel()
     parallel = out.size >= PARALLEL_FROM["elementwise"]
     _select(line_of(a, "select"), line_of(b, "select"), mask, out.ravel(), parallel=parallel)
