@@ -15,12 +15,17 @@ import numba
 import numpy as np
 from numba.core import codegen, types
 from numba.core.compiler_lock import global_compiler_lock
+from numba.extending import register_jitable
 
 from tinygrad_qkv.kernels import threads
 from tinygrad_qkv.kernels.cache import KernelCache, Stored
 from tinygrad_qkv.locks import fork_safe_lock
 
 JIT = not numba.config.DISABLE_JIT
+# nogil: other Python threads go on meanwhile. numpy's error model: x / 0 is inf, and no test for it stops a loop from
+# being vectorised. There is no fastmath: it would assume away the NaN and inf that masks feed in, and change the order
+# of sums. Where a product may be fused with a sum, the instruction says so itself (vectors.CONTRACT).
+OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 def host_features() -> frozenset[str]:
@@ -45,28 +50,21 @@ def kernel(
     function: Callable[..., Any] | None = None,
     *,
     arguments: Callable[[types.Type], tuple[types.Type, ...]] | None = None,
-    fastmath: frozenset[str] = frozenset(),
     plain: Callable[..., Any] | None = None,
 ) -> Any:
     """Compile a function with numba; see the module's docstring for the two kinds.
 
     `arguments` maps the float type (of the first argument) to the types of all arguments.
-    `fastmath` names the liberties that LLVM may take; the reason stands beside each use.
     `plain` is what runs in place of the function under NUMBA_DISABLE_JIT, where a loop over elements would crawl.
     """
     if function is None:
-        return lambda f: kernel(f, arguments=arguments, fastmath=fastmath, plain=plain)
+        return lambda f: kernel(f, arguments=arguments, plain=plain)
     if arguments is not None:
-        return Kernel(function, arguments, fastmath).run
+        return Kernel(function, arguments).run
     if not JIT:
         return plain or function
-    return numba.njit(function, **_options(fastmath))
-
-
-def _options(fastmath: frozenset[str]) -> dict[str, Any]:
-    # nogil: other Python threads go on meanwhile. numpy's error model: x / 0 is inf, and no test for it stops a loop
-    # from being vectorised.
-    return {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath) or False}
+    # Not njit: the code by which Python would call each part is a fifth of what attention takes to compile.
+    return register_jitable(**OPTIONS)(function)
 
 
 class Kernel:
@@ -76,12 +74,11 @@ class Kernel:
     a parallel region would be fatal.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: Callable[..., Any], fastmath: frozenset[str]) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: Callable[..., Any]) -> None:
         self.function = function
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
         self.has_threads = "prange" in function.__code__.co_names  # without, the serial form is all that is called
         self._arguments = arguments
-        self._fastmath = fastmath
         self._compiled: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial and parallel, by the dtype's number
         KERNELS[self.name] = self
 
@@ -125,7 +122,7 @@ class Kernel:
         return KernelCache(self.function, self.name, "serial").folder
 
     def _uncompiled(self, dtype: np.dtype, parallel: bool) -> tuple[Any, tuple[types.Type, ...]]:
-        dispatcher = numba.njit(self.function, parallel=parallel, **_options(self._fastmath))
+        dispatcher = numba.njit(self.function, parallel=parallel, **OPTIONS)
         dispatcher._cache = KernelCache(self.function, self.name, "parallel" if parallel else "serial")
         return dispatcher, self._arguments(numba.from_dtype(dtype))
 
