@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tinygrad_qkv.kernels.compile import JIT, array_in, array_out, kernel
-from tinygrad_qkv.kernels.panels import pack, read_only
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.panels import pack
 from tinygrad_qkv.kernels.simd import VECTOR_BYTES
 
 
@@ -40,11 +40,3 @@ def test_a_panel_holds_the_block_and_nothing_around_it_changes(dtype):
             np.testing.assert_array_equal(around[1:-1, 2:-3], x)
             around[1:-1, 2:-3] = -1
             assert (around == -1).all()
-
-
-@pytest.mark.skipif(not JIT, reason="plain Python has no types of arrays")
-def test_read_only_changes_the_type_alone():
-    import numba
-
-    x = np.ones((2, 3), np.float32)
-    assert numba.njit(lambda x: read_only(x)[1, 2])(x) == 1

@@ -5,6 +5,12 @@ import numpy as np
 _NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
 
 
+def is_ready(x: np.ndarray) -> bool:
+    """Whether kernels over rows read x as it is: native float32 or float64, aligned and C-contiguous."""
+    flags = x.flags
+    return flags.c_contiguous and flags.aligned and x.dtype in _NATIVE
+
+
 def native(x: np.ndarray, name: str) -> np.ndarray:
     """x in the machine's byte order and alignment, copied only where it is not; `name` is the kernel, for the error.
 
@@ -20,7 +26,7 @@ def native(x: np.ndarray, name: str) -> np.ndarray:
 def contiguous(x: np.ndarray, name: str) -> np.ndarray:
     """x as kernels over rows read it: native and C-contiguous, copied only where it is not."""
     flags = x.flags
-    if flags.c_contiguous and flags.aligned and x.dtype in _NATIVE:
+    if flags.c_contiguous and flags.aligned and x.dtype in _NATIVE:  # `is_ready` without the call
         return x
     x = native(x, name)
     return x if x.flags.c_contiguous else x.copy(order="C")
@@ -31,6 +37,12 @@ def one_dtype(name: str, *arrays: np.ndarray) -> None:
     if any(x.dtype != arrays[0].dtype for x in arrays):
         given = ", ".join(str(x.dtype) for x in arrays)
         raise TypeError(f"{name} needs arrays of one dtype, got {given}: convert them with astype")
+
+
+def two_axes(name: str, argument: str, x: np.ndarray, axes: str = "(N, D)") -> None:
+    """Raise ValueError unless the argument x has two axes."""
+    if x.ndim != 2:
+        raise ValueError(f"{name}: {argument} must have shape {axes}, got {x.shape}")
 
 
 def shapes_fit(name: str, **expected: tuple[np.ndarray, tuple[int, ...]]) -> None:

@@ -9,16 +9,15 @@ from tinygrad_qkv.kernels.attention_masks import HeadRules, cap_and_bias, drop_t
 from tinygrad_qkv.kernels.attention_tiles import (
     ADD,
     SET,
-    any_strides,
-    close,
     matrix,
     scratch,
     tile_exp,
     tile_softmax_pullback,
     tile_times,
 )
+from tinygrad_qkv.kernels.casts import any_strides, as_contiguous
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
-from tinygrad_qkv.kernels.rows import row_dot
+from tinygrad_qkv.kernels.rows import row_copy, row_dot
 from tinygrad_qkv.kernels.tile_product import tile_product
 from tinygrad_qkv.kernels.transposes import transpose
 
@@ -81,7 +80,7 @@ def _backward(
                 rules = HeadRules(
                     keep[b, h],
                     bias[b, h],
-                    close(positions[b]),
+                    as_contiguous(positions[b]),
                     bounds[b],
                     reach,
                     scale,
@@ -104,7 +103,7 @@ def _backward(
 @kernel
 def _row_dots(a, b, out):
     for i in range(out.shape[0]):
-        out[i] = row_dot(close(a[i]), close(b[i]))
+        out[i] = row_dot(as_contiguous(a[i]), as_contiguous(b[i]))
 
 
 @kernel
@@ -186,10 +185,4 @@ def _times(x, factors):
 @kernel
 def _copy_rows(x, out):
     for i in range(x.shape[0]):
-        _copy_row(x[i], close(out[i]))
-
-
-@kernel(plain=lambda x, out: np.copyto(out, x))
-def _copy_row(x, out):
-    for j in range(x.shape[0]):
-        out[j] = x[j]
+        row_copy(x[i], as_contiguous(out[i]))

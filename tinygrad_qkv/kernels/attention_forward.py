@@ -7,16 +7,15 @@ from numba.core import types
 from tinygrad_qkv.kernels.attention_masks import HeadRules, cap_and_bias, drop_tile, hide, sight
 from tinygrad_qkv.kernels.attention_tiles import (
     SET,
-    any_strides,
-    close,
     matrix,
-    row_times,
     rows_times,
     scratch,
     tile_exp,
     tile_max,
 )
+from tinygrad_qkv.kernels.casts import any_strides, as_contiguous
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.rows import row_times
 from tinygrad_qkv.kernels.scalars import exp, log, of_rank, rank
 from tinygrad_qkv.kernels.tile_product import tile_product
 from tinygrad_qkv.kernels.transposes import transpose
@@ -79,7 +78,7 @@ def _forward(
             rules = HeadRules(
                 keep[b, h],
                 bias[b, h],
-                close(positions[b]),
+                as_contiguous(positions[b]),
                 bounds[b],
                 reach,
                 scale,
@@ -140,7 +139,7 @@ def _strip(q, k, v, out, lse, sink, strip, height, width, rules, room, marks):
         mix[...] = 0
     _shares(top, total, rules.masked, lse[i0:i1], shift)
     for i in range(rows):
-        row_times(mix[i], shift[i], close(out[i0 + i]))
+        row_times(mix[i], shift[i], as_contiguous(out[i0 + i]))
 
 
 def _raise_tops_plain(top, shift, factor, shrink):

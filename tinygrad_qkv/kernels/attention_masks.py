@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.kernels.attention_tiles import close, tile_times
+from tinygrad_qkv.kernels.attention_tiles import tile_times
+from tinygrad_qkv.kernels.casts import as_contiguous
 from tinygrad_qkv.kernels.compile import kernel
-from tinygrad_qkv.kernels.random_bits import fill_bits
+from tinygrad_qkv.kernels.random_bits import fill_bits, keep_scaled_in_place
 from tinygrad_qkv.kernels.scalars import tanh
 
 STEP = 32  # a box begins and ends at multiples of so many keys: whole registers, and whole register blocks
@@ -78,7 +79,7 @@ def sight(rules, queries, i_tile, j_tile, i0, j0, seen):
         for i in range(rows):
             row = rules.keep[i0 + i, j0 : j0 + columns]
             if row.strides[0] == row.itemsize:
-                _and(close(row), seen[i])
+                _and(as_contiguous(row), seen[i])
             else:
                 _and(row, seen[i])
     if rules.keep.size == 0 and how != MARKED:
@@ -163,7 +164,7 @@ def cap_and_bias(x, slope, rules, i0, j0):
     for i in range(x.shape[0] if rules.bias.size > 0 else 0):
         row = rules.bias[i0 + i, j0 : j0 + x.shape[1]]
         if row.strides[0] == row.itemsize:
-            _add(close(row), x[i])
+            _add(as_contiguous(row), x[i])
         else:
             _add(row, x[i])
 
@@ -173,7 +174,7 @@ def hide(x, rules, i0, j0, how, seen):
     """-inf in those scores, or raw products, of a tile that `how` and `seen` hide; see `sight`."""
     for i in range(x.shape[0]):
         if how & MARKED:
-            _hide_unmarked(x[i], close(seen[i]))
+            _hide_unmarked(x[i], as_contiguous(seen[i]))
         if how & CUT:
             ahead = i0 + i + rules.reach[2] - j0
             x[i, : max(ahead - rules.reach[1], 0)] = -np.inf
@@ -217,14 +218,4 @@ def drop_tile(x, rules, i0, j0):
     bits = np.empty(x.shape[1], np.uint32)
     for i in range(x.shape[0]):
         fill_bits(rules.seed, rules.first + (i0 + i) * rules.keys + j0, bits)
-        _drop(x[i], bits, rules.drop_limit, rules.drop_scale)
-
-
-def _drop_plain(x, bits, limit, scale):
-    x[...] = np.where(bits > limit, x * scale, 0)
-
-
-@kernel(plain=_drop_plain)
-def _drop(x, bits, limit, scale):
-    for j in range(x.shape[0]):
-        x[j] = x[j] * scale if bits[j] > limit else x.dtype.type(0)
+        keep_scaled_in_place(x[i], bits, rules.drop_limit, rules.drop_scale)

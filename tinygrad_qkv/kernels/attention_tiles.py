@@ -5,36 +5,11 @@ costs more than a row of 128 elements.
 """
 
 import numpy as np
-from numba.core import types
-from numba.core.imputils import impl_ret_borrowed
-from numba.extending import intrinsic
 
-from tinygrad_qkv.kernels.compile import JIT, kernel
+from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.passes import row_pass
-from tinygrad_qkv.kernels.rows import row_max
+from tinygrad_qkv.kernels.rows import row_max, row_times
 
-
-@intrinsic
-def _any_strides(typingctx, x):
-    kind = types.Array(x.dtype, x.ndim, "A")
-    return kind(x), lambda context, builder, sig, args: impl_ret_borrowed(context, builder, kind, args[0])
-
-
-@intrinsic
-def _close(typingctx, x):
-    kind = types.Array(x.dtype, x.ndim, "C")
-    return kind(x), lambda context, builder, sig, args: impl_ret_borrowed(context, builder, kind, args[0])
-
-
-def _itself(x):
-    return x
-
-
-# The array as one of any strides that may be written: one type for all operands, so that what takes them is compiled
-# once. Whoever calls it vouches that a read-only array is only read.
-any_strides = _any_strides if JIT else _itself
-# A row whose elements the caller knows to lie side by side, as an array of that type: its loops are vectorised.
-close = _close if JIT else _itself
 # What tile_product does to its result. A literal True or False would be a type of its own, and another compilation.
 ADD, SET = np.True_, np.False_
 
@@ -85,12 +60,6 @@ def tile_times(x, factor):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             x[i, j] *= factor
-
-
-@row_pass(into=1)
-def row_times(x, factor):
-    """out = x * factor."""
-    return x * factor
 
 
 @kernel

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit, two_axes
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.passes import row_pass
@@ -60,8 +60,7 @@ def cross_entropy_pullback(
 
 
 def _checked(name: str, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    if x.ndim != 2:
-        raise ValueError(f"{name}: logits must have shape (N, C), got {x.shape}")
+    two_axes(name, "logits", x, "(N, C)")
     if targets.dtype.kind not in "iu":
         raise TypeError(f"{name}: targets must be integers, got {targets.dtype}")
     shapes_fit(name, targets=(targets, (len(x),)))

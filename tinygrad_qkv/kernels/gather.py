@@ -4,8 +4,10 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
+from tinygrad_qkv.kernels.arrays import is_ready
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.rows import row_copy
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 ROWS = 8  # that one task copies
@@ -21,9 +23,7 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
         raise ValueError(f"gather needs a table of shape (rows, D), got {x.shape}")
     if ids.dtype.kind not in "iu":
         raise TypeError(f"gather: ids must be integers, got {ids.dtype}")
-    flags = x.flags
-    straight = flags.c_contiguous and flags.aligned and x.dtype.isnative and x.dtype.char in "fd"
-    if not straight or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
+    if not is_ready(x) or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
         return np.take(x, ids, axis=0)
     out = empty((*ids.shape, x.shape[1]), x.dtype)
     _copy_rows(x, np.ascontiguousarray(ids, np.int64).reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
@@ -39,10 +39,4 @@ def _copy_rows(x, ids, out):
     """for each group of rows, in parallel: out[n] = x[ids[n]]."""
     for group in prange((ids.shape[0] + ROWS - 1) // ROWS):
         for n in range(group * ROWS, min(group * ROWS + ROWS, ids.shape[0])):
-            _copy(x[ids[n]], out[n])
-
-
-@kernel(plain=lambda x, out: np.copyto(out, x))
-def _copy(x, out):
-    for i in range(x.shape[0]):
-        out[i] = x[i]
+            row_copy(x[ids[n]], out[n])

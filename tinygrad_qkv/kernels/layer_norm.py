@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit, two_axes
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.passes import row_pass
@@ -24,7 +24,7 @@ def layer_norm(
     """
     x, weight, bias = (contiguous(array, "layer_norm") for array in (x, weight, bias))
     one_dtype("layer_norm", x, weight, bias)
-    _check_rows("layer_norm", x)
+    two_axes("layer_norm", "x", x)
     shapes_fit("layer_norm", weight=(weight, x.shape[1:]), bias=(bias, x.shape[1:]))
     y, mean, rstd = empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
     if len(x):
@@ -43,7 +43,7 @@ def layer_norm_pullback(
     name = "layer_norm_pullback"
     g, x, weight, mean, rstd = (contiguous(array, name) for array in (g, x, weight, mean, rstd))
     one_dtype(name, x, g, weight, mean, rstd)
-    _check_rows(name, x)
+    two_axes(name, "x", x)
     rows, width = x.shape
     shapes_fit(name, g=(g, x.shape), weight=(weight, (width,)), mean=(mean, (rows,)), rstd=(rstd, (rows,)))
     step = rows_per_block(rows)
@@ -52,11 +52,6 @@ def layer_norm_pullback(
         _gradients(x, g, weight, mean, rstd, step, dx, sums, parallel=x.size >= PARALLEL_FROM["layer_norm"])
     dweight, dbias = sums.sum(1)
     return dx, dweight, dbias
-
-
-def _check_rows(name: str, x: np.ndarray) -> None:
-    if x.ndim != 2:
-        raise ValueError(f"{name}: x must have shape (N, D), got {x.shape}")
 
 
 def _normalise_types(scalar: types.Type) -> tuple[types.Type, ...]:

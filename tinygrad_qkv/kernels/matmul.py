@@ -8,10 +8,11 @@ from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import native
 from tinygrad_qkv.kernels.buffers import empty
+from tinygrad_qkv.kernels.casts import any_strides
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.cpu_caches import cache_sizes
 from tinygrad_qkv.kernels.dots import dots
-from tinygrad_qkv.kernels.panels import pack, read_only
+from tinygrad_qkv.kernels.panels import pack
 from tinygrad_qkv.kernels.simd import BLOCK_ROWS, block_columns
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 from tinygrad_qkv.kernels.tile_product import tile_product
@@ -207,11 +208,11 @@ def _tiles(a_t, b, out, l1, l2):
             m0, m1 = _part(out.shape[2], BLOCK_ROWS, row_parts, part // column_parts)
             n0, n1 = _part(out.shape[3], width, column_parts, part % column_parts)
             for k in range(0, b.shape[2], depth):
-                rows = b[i, j, k : k + depth, n0:n1]
+                rows = any_strides(b[i, j, k : k + depth, n0:n1])
                 if packing:
                     panel = room[: rows.shape[0], : rows.shape[1]]
                     pack(rows, panel)
-                    rows = read_only(panel)
+                    rows = any_strides(panel)
                 for m in range(m0, m1, height):
                     end = min(m + height, m1)
                     tile_product(a_t[i, j, k : k + depth, m:end], rows, out[i, j, m:end, n0:n1], k > 0)

@@ -1,7 +1,6 @@
 """Packing: a block of a matrix copied so that its rows are contiguous and lie near one another."""
 
 from numba.core import cgutils, types
-from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import kernel
@@ -24,20 +23,6 @@ def _copy_row(typingctx, source, panel, k):
         return context.get_dummy_value()
 
     return types.void(source, panel, types.intp), codegen
-
-
-@intrinsic
-def _typed_read_only(typingctx, x):
-    def codegen(context, builder, sig, args):
-        return impl_ret_borrowed(context, builder, sig.return_type, args[0])
-
-    return x.copy(readonly=True)(x), codegen
-
-
-@kernel(plain=lambda x: x)
-def read_only(x):
-    """x, of the type that arguments have which a kernel reads: one variable can then hold either."""
-    return _typed_read_only(x)
 
 
 def _pack_plain(source, panel):

@@ -14,8 +14,8 @@ import math
 import numpy as np
 from numba import prange
 from numba.core import types
-from numba.extending import register_jitable
 
+from tinygrad_qkv.kernels.arrays import is_ready
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_add, row_sum
 from tinygrad_qkv.kernels.scalars import of_rank, rank
@@ -50,13 +50,10 @@ def smallest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _is_work(x: np.ndarray, axes: tuple[int, ...]) -> bool:
-    if x.size < PARALLEL_FROM["reductions"] or not axes or x.dtype.char not in "fd":
+    if x.size < PARALLEL_FROM["reductions"] or not axes or not is_ready(x):
         return False
     if not 0 <= axes[0] <= axes[-1] < x.ndim or any(first >= second for first, second in itertools.pairwise(axes)):
         return False  # NumPy sorts them, or says what is wrong
-    flags = x.flags
-    if not (flags.c_contiguous and flags.aligned and x.dtype.isnative):
-        return False
     inner = math.prod(x.shape[axes[-1] + 1 :])
     return inner == 1 or x.shape[axes[-1]] * inner >= LINE  # less in a row than a line is not worth a task
 
@@ -154,12 +151,12 @@ def _sum_columns(x, together, y):
         _sum_block(line[first:], rows, x.shape[2], together, out[place : place + columns])
 
 
-@register_jitable
+@kernel
 def _column_tasks(x, y):
     return y.shape[0] * y.shape[1] * ((x.shape[2] + STRIP - 1) // STRIP)
 
 
-@register_jitable
+@kernel
 def _column_task(x, y, together, task):
     """Where the block of a task begins in x, how many rows it has, where its result belongs, and how many columns."""
     rows, width, blocks = x.shape[1], x.shape[2], y.shape[1]

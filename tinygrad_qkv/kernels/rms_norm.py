@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit, two_axes
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.passes import row_pass
@@ -21,7 +21,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> tuple[np.ndarray,
     """
     x, weight = contiguous(x, "rms_norm"), contiguous(weight, "rms_norm")
     one_dtype("rms_norm", x, weight)
-    _check_rows("rms_norm", x)
+    two_axes("rms_norm", "x", x)
     shapes_fit("rms_norm", weight=(weight, x.shape[1:]))
     y, rrms = empty(x.shape, x.dtype), np.empty(len(x), x.dtype)
     if len(x):
@@ -40,7 +40,7 @@ def rms_norm_pullback(
     name = "rms_norm_pullback"
     g, x, weight, rrms = (contiguous(array, name) for array in (g, x, weight, rrms))
     one_dtype(name, x, g, weight, rrms)
-    _check_rows(name, x)
+    two_axes(name, "x", x)
     rows, width = x.shape
     shapes_fit(name, g=(g, x.shape), weight=(weight, (width,)), rrms=(rrms, (rows,)))
     step = rows_per_block(rows)
@@ -48,11 +48,6 @@ def rms_norm_pullback(
     if x.size:
         _gradients(x, g, weight, rrms, step, dx, sums, parallel=x.size >= PARALLEL_FROM["rms_norm"])
     return dx, sums.sum(0)
-
-
-def _check_rows(name: str, x: np.ndarray) -> None:
-    if x.ndim != 2:
-        raise ValueError(f"{name}: x must have shape (N, D), got {x.shape}")
 
 
 def _normalise_types(scalar: types.Type) -> tuple[types.Type, ...]:

@@ -8,13 +8,13 @@ import numpy as np
 from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.passes import row_pass
 
-BLOCK_ROWS = 32  # rows of a block whose sums over rows are added up by one task, at least
-BLOCKS = 64  # and how many blocks there are, at most
+LEAST_ROWS = 32  # of a block whose sums over rows are added up by one task
+MOST_BLOCKS = 64
 
 
 def rows_per_block(rows: int) -> int:
     """How many rows make a block, by which a sum over rows is split."""
-    return max(BLOCK_ROWS, -(-rows // BLOCKS))
+    return max(LEAST_ROWS, -(-rows // MOST_BLOCKS))
 
 
 @row_pass(folds=(np.maximum,))
@@ -52,6 +52,19 @@ def row_exp_into(x, shift):
     """out = exp(x - shift); returns its sum."""
     e = np.exp(x - shift)
     return e, e
+
+
+@row_pass(into=1)
+def row_times(x, factor):
+    """out = x * factor."""
+    return x * factor
+
+
+@kernel(plain=lambda x, out: np.copyto(out, x))
+def row_copy(x, out):
+    """out = x."""
+    for i in range(x.shape[0]):
+        out[i] = x[i]
 
 
 @row_pass(into=1)

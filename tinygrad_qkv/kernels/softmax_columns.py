@@ -13,8 +13,8 @@ from numba.core import types
 
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.passes import row_pass
-from tinygrad_qkv.kernels.rows import row_add
-from tinygrad_qkv.kernels.softmax_rows import less_share, shift, times, weigh
+from tinygrad_qkv.kernels.rows import row_add, row_times
+from tinygrad_qkv.kernels.softmax_rows import less_share, shift, weigh
 
 TASK = 2**16  # elements of a task, as far as widths allow: with its result it stays in the second cache, or nearly
 GROUP = 32  # lines that are added up by themselves, so that no number goes through many sums
@@ -121,7 +121,7 @@ def softmax_columns(x, y, width, strips):
                 row_add(part, total)
             _inverse(total, total)
             for k in range(x.shape[1]):
-                times(y_strip[k], total, y_strip[k])
+                row_times(y_strip[k], total, y_strip[k])
 
 
 @kernel(arguments=_column_types(2))

@@ -8,18 +8,12 @@ from numba.core import types
 
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.passes import row_pass, short_blocks, short_rows
-from tinygrad_qkv.kernels.rows import row_dot, row_exp_into, row_max, row_sum, row_sum_exp
+from tinygrad_qkv.kernels.rows import row_dot, row_exp_into, row_max, row_sum, row_sum_exp, row_times
 from tinygrad_qkv.kernels.scalars import log
 
 
 def _row_types(inputs: int) -> Callable[[types.Type], tuple[types.Type, ...]]:
     return lambda scalar: (*[array_in(scalar, 2)] * inputs, array_out(scalar, 2))
-
-
-@row_pass(into=1)
-def times(y, share):
-    """y * share."""
-    return y * share
 
 
 @row_pass(into=1)
@@ -45,7 +39,7 @@ def softmax_rows(x, y):
     """y[i] = softmax(x[i]), for x and y (rows, n)."""
     for i in prange(x.shape[0]):
         total = row_exp_into(x[i], row_max(x[i]), y[i])  # at least 1: its largest term is exp(0)
-        times(y[i], 1 / total, y[i])
+        row_times(y[i], 1 / total, y[i])
 
 
 @kernel(arguments=_row_types(2))
