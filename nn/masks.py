@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from tinygrad_qkv import ops
+from tinygrad_qkv.ops.attention import FAR
 from tinygrad_qkv.ops.operands import refuse_float16
 from tinygrad_qkv.tensor import Tensor
 
@@ -37,9 +38,6 @@ class MaskWords(TypedDict, total=False):
     window: int | None
     q_positions: Any
     k_positions: Any
-
-
-FAR = 2**62  # further than any two positions
 
 
 class Mask(NamedTuple):

@@ -137,7 +137,7 @@ def test_gradient_that_is_one_number_everywhere(name, n):
 
 def test_arrays_that_do_not_fit():
     x = np.ones(9000, np.float32)
-    with pytest.raises(ValueError, match=r"_relu_pullback: g must have shape \(9000,\), got \(8999,\)"):
+    with pytest.raises(ValueError, match=r"^relu_pullback: g must have shape \(9000,\), got \(8999,\)"):
         kernels.relu_pullback(x[1:], x)
     with pytest.raises(TypeError, match="one dtype, got float32, float64"):
         kernels.gelu_pullback(x.astype(np.float64), x)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv.kernels import adam_step
-from tinygrad_qkv.kernels.adam import END, STRETCH, G, Moving, P, _overlap, adam_settings
+from tinygrad_qkv.kernels.adam import END, G, Moving, P, _overlap, adam_settings
+from tinygrad_qkv.kernels.elementwise import STRETCH
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM, get_num_threads, set_num_threads
 
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "step": 3}

@@ -262,7 +262,6 @@ def saying(monkeypatch):
             monkeypatch.setattr(progress, name, value)
         return stream
 
-    monkeypatch.setenv("TERM", "xterm")
     return on
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv.kernels import dropout
-from tinygrad_qkv.kernels.dropout import STRETCH
+from tinygrad_qkv.kernels.elementwise import STRETCH
 from tinygrad_qkv.kernels.random_bits import fill_bits, keep_above
 
 DTYPES = [np.float32, np.float64]

@@ -1,7 +1,7 @@
 """One step of Adam or AdamW over all parameters of a model: every array is read and written once, in one kernel call.
 
 The kernel gets a table with a line for each parameter: where its four arrays lie, where it ends among the elements of
-all parameters in a row, and which settings hold for it.  So many small parameters cost one call, and threads share
+all parameters in a row, and which settings hold for it. So many small parameters cost one call, and threads share
 the elements evenly, however they are divided into parameters.
 """
 
@@ -16,9 +16,9 @@ from numba.core import types
 from tinygrad_qkv.kernels.addresses import array_at
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.elementwise import STRETCH
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
-STRETCH = 4096  # elements of one task
 P, G, M, V, END, SETTINGS = COLUMNS = range(6)  # of the table
 
 

@@ -28,6 +28,6 @@ def _array_at_plain(address, size, like):
 def array_at(address, size, like):
     """The array (size,) at an address, of the dtype of `like`, which must suit the elements there.
 
-    NOTE: it keeps nothing alive.  Whoever calls the kernel holds the arrays until it returns.
+    NOTE: it keeps nothing alive. Whoever calls the kernel holds the arrays until it returns.
     """
     return carray(_pointer(address, like), (size,))

@@ -11,14 +11,10 @@ from tinygrad_qkv.kernels.attention_forward import _forward
 from tinygrad_qkv.kernels.attention_rules import AttentionRules, prepared, sink_of
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
-HEIGHT, ROW_BYTES = (
-    96,
-    512,
-)  # queries of a tile, bytes of a line of its scores: 48 KB in float32, in L2 with its operands
+HEIGHT = 96  # queries of a tile
+ROW_BYTES = 512  # of a line of its scores, which take 48 KB in float32 and lie in L2 with the tile's operands
 TASK_WORK = 2**18  # multiply-adds of a task, at least
 TASKS = 16  # of the pullback, where there are enough keys; with fewer pairs of batch entry and head the keys are split
-
-
 NO_RULES = AttentionRules()
 
 

@@ -26,7 +26,7 @@ class _Pool:
     """Buffers that wait for use, by size; those of the size that was longest out of use go first.
 
     It never waits for its lock: a loan may end anywhere, also while the garbage collector runs inside these very
-    methods.  Who finds the lock taken does without the pool.
+    methods. Who finds the lock taken does without the pool.
     """
 
     def __init__(self) -> None:

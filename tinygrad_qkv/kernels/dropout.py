@@ -7,10 +7,9 @@ from numba.core import types
 from tinygrad_qkv.kernels.arrays import contiguous
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
+from tinygrad_qkv.kernels.elementwise import STRETCH, piece, stretches
 from tinygrad_qkv.kernels.random_bits import fill_bits, keep_above, keep_scaled
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
-
-STRETCH = 4096  # elements of one task
 
 
 def dropout(x: np.ndarray, p: float, seed: int) -> np.ndarray:
@@ -39,9 +38,9 @@ def _types(scalar: types.Type) -> tuple[types.Type, ...]:
 @kernel(arguments=_types)
 def _drop(x, limit, scale, seed, y):
     """for each stretch of elements, in parallel: the formula of `dropout`."""
-    for stretch in prange((x.shape[0] + STRETCH - 1) // STRETCH):
-        first, last = stretch * STRETCH, min(stretch * STRETCH + STRETCH, x.shape[0])
-        _drop_stretch(x[first:last], limit, scale, seed, first, y[first:last])
+    n = x.shape[0]
+    for stretch in prange(stretches(x)):
+        _drop_stretch(piece(x, stretch, n), limit, scale, seed, stretch * STRETCH, piece(y, stretch, n))
 
 
 @kernel

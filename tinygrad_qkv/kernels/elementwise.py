@@ -5,35 +5,34 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.extending import register_jitable
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.buffers import empty
-from tinygrad_qkv.kernels.compile import array_in, array_out
+from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 STRETCH = 4096  # elements of one task: of three float32 arrays, 48 KB
 
 
-def over_elements(kernel: Callable[..., None], x: np.ndarray, g: np.ndarray | None = None) -> np.ndarray:
-    """A new array of x's shape, filled by kernel(x, out), or by kernel(x, g, out) of two arrays of one shape and dtype.
+def over_elements(run: Callable[..., None], x: np.ndarray, g: np.ndarray | None = None) -> np.ndarray:
+    """A new array of x's shape, filled by run(x, out), or by run(x, g, out) of two arrays of one shape and dtype.
 
-    The kernel is called with lines of n elements. A g that is one number everywhere, as the gradient of a sum is, comes
-    as one stretch of it, which serves every stretch: see `piece`.
+    `run` is a kernel, and gets lines of n elements. A g that is one number everywhere, as the gradient of a sum is,
+    comes as one stretch of it, which serves every stretch: see `piece`.
     """
-    name = kernel.__self__.name  # type: ignore[attr-defined]
+    name = run.__self__.function.__name__[1:]  # type: ignore[attr-defined]
     line = contiguous(x, name).ravel()
     out = empty(x.shape, line.dtype)
     parallel = out.size >= PARALLEL_FROM["elementwise"]
     if g is None:
-        kernel(line, out.ravel(), parallel=parallel)
+        run(line, out.ravel(), parallel=parallel)
         return out
     if g.shape != x.shape:
         shapes_fit(name, g=(g, x.shape))
     g = line_of(g, name)
     if g.dtype is not line.dtype:
         one_dtype(name, line, g)
-    kernel(line, g, out.ravel(), parallel=parallel)
+    run(line, g, out.ravel(), parallel=parallel)
     return out
 
 
@@ -54,13 +53,13 @@ def binary(scalar: types.Type) -> tuple[types.Type, ...]:
     return array_in(scalar, 1), array_in(scalar, 1), array_out(scalar, 1)
 
 
-@register_jitable
+@kernel
 def stretches(x: Any) -> int:
     """How many stretches x has."""
     return (x.shape[0] + STRETCH - 1) // STRETCH
 
 
-@register_jitable
+@kernel
 def piece(x: Any, stretch: int, n: int) -> Any:
     """The elements of a stretch of n elements in all; an array of one stretch serves all of them."""
     first, last = stretch * STRETCH, min(stretch * STRETCH + STRETCH, n)

@@ -4,7 +4,6 @@ One line stays, once compiling has taken over a second in all. On a terminal the
 line that vanishes when the kernel is done; elsewhere each kernel that took over a second leaves a line.
 """
 
-import os
 import sys
 
 LONG = 1.0  # seconds
@@ -43,7 +42,7 @@ def _on_terminal() -> bool:
     stream = sys.stderr
     if stream is None or stream.closed:
         return False
-    return stream.isatty() and stream is sys.__stderr__ and os.environ.get("TERM") != "dumb"
+    return stream.isatty() and stream is sys.__stderr__
 
 
 def _show(text: str) -> None:

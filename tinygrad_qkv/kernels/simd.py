@@ -19,7 +19,7 @@ def _register_block() -> tuple[int, int, int, bool]:
     """(bytes of a vector register, rows and vectors of a register block, whether the host has fused multiply-add).
 
     A block of R rows and V vectors keeps R * V registers of sums, V of a line of the right operand and up to one of
-    the left: there are 32 registers with AVX-512 and on ARM, 16 otherwise.  Each block divides a tile of 96 x 96.
+    the left: there are 32 registers with AVX-512 and on ARM, 16 otherwise. Each block divides a tile of 96 x 96.
     """
     features = host_features()
     if "avx512f" in features:
