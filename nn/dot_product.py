@@ -148,12 +148,14 @@ class _Graph(NamedTuple):
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms) -> _Graph:
     """The tensor graph, step by step."""
     keep, bias = keep_and_bias(mask, q.shape[-2], k.shape[-2])
-    scores = _capped_and_biased(q @ k.mT * terms.scale, bias, terms)
+    raw = q @ k.mT * terms.scale
+    scores = _capped_and_biased(raw, bias, terms)
     sink = terms.sink if terms.sink is None or q.ndim < 4 else ops.unsqueeze(terms.sink, -1)
     if keep is None:
         weights = _softmax(scores, sink)
         return _Graph(scores, weights, sink, lambda: _drop(weights, terms) @ v)
-    if not (all_finite(scores) and all_finite(v)):
+    capped = terms.softcap and not all_finite(raw)  # an infinite product looks finite behind the cap
+    if capped or not (all_finite(scores) and all_finite(v)):
         return _attend_around_nan(q, k, v, keep, bias, terms, sink)
     scores = ops.where(keep, scores, -math.inf)
     seeing = keep.any(-1, keepdims=True)  # (..., T, 1)

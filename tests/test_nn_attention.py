@@ -246,6 +246,16 @@ def test_a_finite_number_behind_a_mask_contributes_exactly_nothing():
     np.testing.assert_array_equal(output, [[2.0, 3.0]])
 
 
+@pytest.mark.parametrize("path", ["tensor", "fused"])
+def test_an_infinite_product_behind_a_mask_and_a_soft_cap_goes_nowhere(path):
+    """The cap makes its score finite, but in the products of the gradient it would still meet weights of 0."""
+    q, k, v = ([[INF], [1.0]], [[1.0], [2.0], [-INF]], np.ones((3, 1)))  # the first query sees nothing, nobody the last
+    q, k, v = (Tensor(x, requires_grad=True) for x in (q, k, v))
+    attention(q, k, v, attend=[[False] * 3, [True, True, False]], softcap=3, path=path).sum().backward()
+    for x in (q, k, v):
+        assert np.isfinite(x.grad.data).all()
+
+
 def test_a_nan_bias_behind_a_mask_goes_nowhere():
     q, k, v = qkv()
     bias = Tensor(np.where(np.arange(S) == 4, NAN, 0.5), requires_grad=True)
