@@ -249,10 +249,12 @@ def _is_ours(part: np.ndarray, inputs: tuple, parts: Sequence | None, passed_on:
     whole = _whole(part)
     if whole.size != part.size or not is_whole(whole) or not part.flags.writeable:
         return False
-    others = [*inputs[passed_on:], *(other for other in parts or () if other is not part)]
-    if parts is not None and sum(other is part for other in parts) > 1:
-        return False
-    return not any(isinstance(other, np.ndarray) and _whole(other) is whole for other in others)
+    for other in inputs[1:] if passed_on else inputs:
+        if isinstance(other, np.ndarray) and _whole(other) is whole:
+            return False
+    if parts is not None:
+        return sum(isinstance(other, np.ndarray) and _whole(other) is whole for other in parts) == 1
+    return True
 
 
 def _whole(array: np.ndarray) -> np.ndarray:
