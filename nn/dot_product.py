@@ -240,6 +240,8 @@ def _scores_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"keys and values differ in number S, {k.shape[-2]} and {v.shape[-2]}: {shapes}")
     k_lead, v_lead = _leading(q, k, "k"), _leading(q, v, "v")
+    if q.shape[:-2] == k_lead == v_lead:  # nearly always; NumPy takes 3 us to say so
+        return (*k_lead, q.shape[-2], k.shape[-2])
     try:
         np.broadcast_shapes(q.shape[:-2], k_lead, v_lead)
     except ValueError:
