@@ -15,8 +15,6 @@ from tinygrad_qkv.kernels.random_bits import fill_bits, keep_scaled_in_place
 from tinygrad_qkv.kernels.scalars import tanh
 
 STEP = 32  # a box begins and ends at multiples of so many keys: whole registers, and whole register blocks
-
-
 MARKED, CUT = 1, 2  # how a tile is hidden in part: where it has no mark; and outside a range of columns in each row
 
 

@@ -45,7 +45,7 @@ def _exp_scaled(x, scale, shift, lowest):
 @kernel
 def tile_exp(x, scale, shift, sums):
     """x[i] = exp(x[i] * scale - shift[i]); sums[i] = sum(x[i])."""
-    lowest = -3.4e38 if x.itemsize == 4 else -1.79e308
+    lowest = np.finfo(x.dtype).min
     for i in range(x.shape[0]):
         sums[i] = _exp_scaled(x[i], scale, shift[i], lowest, x[i])
 
