@@ -1,7 +1,7 @@
 """Lesson 05: one attention head on four tokens, every number printed, forward and backward.
 
-The sentence is "This forum is awesome".  Three features describe a token: does it point at something, is it a thing,
-is it a judgement?  The head shall answer, at the place of "This", with the value of "awesome": (2, 0).
+The sentence is "This forum is awesome". Three features describe a token: does it point at something, is it a thing,
+is it a judgement? The head shall answer, at the place of "This", with the value of "awesome": (2, 0).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TARGET = np.array([2.0, 0.0])
 
 TRY_THIS = """Try this:
   - Set W_V to zero, so that no token says anything.
-    What becomes of dL/dW_Q and dL/dW_K?  Why?
-  - Start W_Q and W_K at zero: do they ever learn?  And if only W_Q is zero?
-  - Ask for (0, 1).  Who has that value, and where does "This" look then?
-START and TARGET stand at the top of the file.  Promises about the old numbers
+    What becomes of dL/dW_Q and dL/dW_K? Why?
+  - Start W_Q and W_K at zero: do they ever learn? And if only W_Q is zero?
+  - Ask for (0, 1). Who has that value, and where does "This" look then?
+START and TARGET stand at the top of the file. Promises about the old numbers
 will read WRONG, but the graph is drawn all the same.
 """
 
@@ -89,15 +89,15 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
         "This" looks most at "forum" and "is", and it was to fetch the value of "awesome".""")
 
     heading("2. Backward: what should change?")
-    say("""Prediction: looking at "awesome" would have helped, and looking at the others did harm.  So one score has a
+    say("""Prediction: looking at "awesome" would have helped, and looking at the others did harm. So one score has a
         negative gradient (it shall rise) and three have a positive one.""")
     matrices(["This"], {"dO = dL/doutput = output - target": n["d_output"][0]})
     matrices(["This"], {"dA = dL/dweights = dO @ V.T": n["d_weights"][0]}, TOKENS)
     matrices(["This"], {"dS = dL/dscores = A * (dA - sum(A * dA)): sums to 0": n["d_scores"][0]}, TOKENS)
-    say("""The other rows are 0, since only "This" is asked.  The scores were Q @ K.T / sqrt(2), so dS goes on to both:
-        dQ = dS @ K / sqrt(2) and dK = dS.T @ Q / sqrt(2).  The values hear of it directly: dV = A.T @ dO.""")
+    say("""The other rows are 0, since only "This" is asked. The scores were Q @ K.T / sqrt(2), so dS goes on to both:
+        dQ = dS @ K / sqrt(2) and dK = dS.T @ Q / sqrt(2). The values hear of it directly: dV = A.T @ dO.""")
     matrices(TOKENS, {"dL/dQ": n["d_Q"], "dL/dK": n["d_K"], "dL/dV": n["d_V"]})
-    say("""Q was X @ W_Q, so dL/dW_Q = X.T @ dQ: a feature collects the dQ of all tokens that have it.  Here are W_Q,
+    say("""Q was X @ W_Q, so dL/dW_Q = X.T @ dQ: a feature collects the dQ of all tokens that have it. Here are W_Q,
         W_K and W_V in three ways: by backward(); by this formula; and with no calculus at all, by moving one number a
         little up and down and looking at the loss.""")
     hand, nudged = by_the_formulas(X=X, target=TARGET, **START), by_nudging(lambda **w: head(**w)["loss"].item(), START)
@@ -105,13 +105,13 @@ def main(out: str = "out/05_this_forum_is_awesome", steps: int = 200) -> dict[st
         matrices(FEATURES, {f"dL/{d.replace('_', '', 1)}": n[d], formula: hand[d], "by moving it": nudged[d]})
 
     heading("3. Who learns?")
-    say("""Prediction: whatever lowers the loss fastest.  If W_V may learn, it changes what "forum" and "is" say, and
-        nobody has to look at "awesome".  If W_V is frozen, looking there is the only way.""")
+    say("""Prediction: whatever lowers the loss fastest. If W_V may learn, it changes what "forum" and "is" say, and
+        nobody has to look at "awesome". If W_V is frozen, looking there is the only way.""")
     shown = [step for step in (0, 1, 5, 20, 60, 200) if step <= steps]
     free, frozen = learn(["W_Q", "W_K", "W_V"], steps), learn(["W_Q", "W_K"], steps)
     for title, run in {"weights of This, all three trained": free, "weights of This, W_V frozen": frozen}.items():
         matrices([f"step {step}" for step in shown], {title: run[shown]}, [*TOKENS, "loss"])
-    say("""So a head need not look at the right word: where the values can absorb the error, they do.  Lesson 08 gives
+    say("""So a head need not look at the right word: where the values can absorb the error, they do. Lesson 08 gives
         every batch fresh values, and then attention has to learn.""")
 
     heading("4. The picture and the promises")

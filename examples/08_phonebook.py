@@ -1,7 +1,7 @@
 """Lesson 08: a phone book that one attention head learns to search, misspelt names included.
 
-Every entry of the book is [name; number].  A caller gives a name, with typos, and wants the number.  Queries are made
-from the calls, keys and values from the entries.  Nobody tells the head which entry is the right one, nor which part of
+Every entry of the book is [name; number]. A caller gives a name, with typos, and wants the number. Queries are made
+from the calls, keys and values from the entries. Nobody tells the head which entry is the right one, nor which part of
 an entry is its name: all that it hears is the loss on the six digits of its answer.
 """
 
@@ -31,12 +31,12 @@ TRY_THIS = """Try this:
   --seed 1                 other names and another beginning: the same end?
   --with-output-matrix     a W_O after the values, as in the Transformer
   --steps 100              too few: which promise breaks first?
-  In the code: leave W_V out of Adam's groups.  Who can still learn, and why?
+  In the code: leave W_V out of Adam's groups. Who can still learn, and why?
 """
 
 
 class SearchHead(nn.Module):
-    """One attention head without biases.  Its output is the answer: 6 digits, 10 logits each."""
+    """One attention head without biases. Its output is the answer: 6 digits, 10 logits each."""
 
     def __init__(self, with_output_matrix: bool = False):
         self.attn = nn.QKVProjection(WIDTH, d_k=32, d_v=data.PHONE, bias=False)  # W_Q, W_K 320 x 32; W_V 320 x 60
@@ -69,7 +69,7 @@ def train(head: SearchHead, rng: np.random.Generator, steps: int) -> np.ndarray:
     adam = optim.AdamW(groups, betas=(0.9, 0.98))
     with console.progress(steps) as report:
         for step in range(steps):
-            # Caller i wants entry i.  That betrays nothing: attention cannot see in which place an entry stands.
+            # Caller i wants entry i. That betrays nothing: attention cannot see in which place an entry stands.
             logits, weights = head(Tensor(data.calls(typed[step])), Tensor(data.entries(names[step], phones[step])))
             loss = F.cross_entropy(logits, phones[step])
             head.zero_grad()
@@ -109,10 +109,10 @@ def main(
     sample = data.entries(data.random_names(rng, 2000, never=real), data.random_phones(rng, (2000,)))
 
     console.heading(f"The phone book: one attention head learns to search it (seed {seed})")
-    console.say("""A caller gives a name, with typos, and wants the number.  W_Q makes a query of the call, W_K a key
-        and W_V a value of every entry.  The softmax of query times key says where to look, and the value what
-        stands there.  The head starts with random matrices, and all it hears is the loss on its six digits.""")
-    console.say("""Prediction: keys become names and values become numbers, though nobody says so.  And since callers
+    console.say("""A caller gives a name, with typos, and wants the number. W_Q makes a query of the call, W_K a key
+        and W_V a value of every entry. The softmax of query times key says where to look, and the value what
+        stands there. The head starts with random matrices, and all it hears is the loss on its six digits.""")
+    console.say("""Prediction: keys become names and values become numbers, though nobody says so. And since callers
         mistype, a query will match names that are only similar.""")
 
     console.heading("1. Training, on new names and numbers in every step")
@@ -145,7 +145,7 @@ def main(
 
     console.heading("6. How typos are forgiven")
     console.say(f"""What a score gains if a place of the call (row) and a place of the entry (column) hold the same
-        letter; a dot is less than 0.15.  Before training the largest was {before["bonus"].max():.3f}.  The band beside
+        letter; a dot is less than 0.15. Before training the largest was {before["bonus"].max():.3f}.  The band beside
         the diagonal forgives a letter too few or too many, which moves all later letters by one place.""")
     console.grid(after["bonus"])
     off = [measures.mean_at_distance(after["bonus"], places) for places in range(4)]
@@ -153,9 +153,9 @@ def main(
 
     console.heading("7. Weights say where, values say what")
     swap = measures.swap_two_numbers(head, phones)
-    console.say(f"""The weights of every call sum to 1 (to {swap["sum"]:.1g}).  Now jindrich and heinrich swap their
-        numbers.  If only the values see it, the weights change by {swap["values"]:g}, exactly, and
-        {swap["follow"]:.0%} of the answers are the swapped ones.  If the keys see it too, a weight changes by up to
+    console.say(f"""The weights of every call sum to 1 (to {swap["sum"]:.1g}). Now jindrich and heinrich swap their
+        numbers. If only the values see it, the weights change by {swap["values"]:g}, exactly, and
+        {swap["follow"]:.0%} of the answers are the swapped ones. If the keys see it too, a weight changes by up to
         {swap["keys"]:.3f}: W_K has learnt to overlook numbers almost, not wholly.""")
 
     console.heading("8. Pictures and promises")

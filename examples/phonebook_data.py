@@ -1,7 +1,7 @@
 """Names, misspellings and phone numbers for lesson 08, made by NumPy for all books at once.
 
-A name is a row of 10 small integers: 0 is an empty place, 1..26 are the letters a..z.  A phone number is a row of 6
-digits.  Both become one-hot vectors: nothing about the inputs is learnt, so all that is learnt sits in W_Q, W_K, W_V.
+A name is a row of 10 small integers: 0 is an empty place, 1..26 are the letters a..z. A phone number is a row of 6
+digits. Both become one-hot vectors: nothing about the inputs is learnt, so all that is learnt sits in W_Q, W_K, W_V.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 LETTERS, PLACES, DIGITS = 26, 10, 6  # letters of the alphabet, places in a name, digits in a number
 NAME, PHONE = PLACES * LETTERS, DIGITS * 10  # 260 numbers say the name, 60 say the phone
 
-# Real Czech names, without accents.  Training never sees one of them.
+# Real Czech names, without accents. Training never sees one of them.
 _REAL = """
 alena alois andrea antonin barbora bohumil bozena dagmar dalibor daniel david denisa dusan eliska emil eva filip
 frantisek hana heinrich helena hynek igor irena ivana iveta jakub jan jarmila jaromir jaroslav jindra jindrich
@@ -36,7 +36,7 @@ CALLS = [  # what a caller types, who is meant, how many typos that is
     ("heinrch", "heinrich", 1),
 ]
 
-# A made-up syllable is an onset, a vowel and a coda.  What stands here more often is drawn more often.
+# A made-up syllable is an onset, a vowel and a coda. What stands here more often is drawn more often.
 _ONSETS = "b c d f g h j k l m n p r s t v z b d j k l m n r s t v bl br ch dr fr hr kl kr pr sl st tr vl zd"
 ONSETS = ["", "", "", *_ONSETS.split()]
 VOWELS = list("aaaaeeeiiioouy")
@@ -108,7 +108,7 @@ def random_phones(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 
 
 def entries(names: np.ndarray, phones: np.ndarray) -> np.ndarray:
-    """What stands in the book, (..., 320): [name; phone].  An empty place of a name is 26 zeros."""
+    """What stands in the book, (..., 320): [name; phone]. An empty place of a name is 26 zeros."""
     name = np.eye(LETTERS + 1, dtype=np.float32)[names][..., 1:].reshape(*names.shape[:-1], NAME)
     phone = np.eye(10, dtype=np.float32)[phones].reshape(*phones.shape[:-1], PHONE)
     return np.concatenate([name, phone], axis=-1)

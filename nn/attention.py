@@ -24,7 +24,7 @@ class QKVProjection(Module):
     """Queries, keys and values of an input: x @ W_Q + b_Q, x @ W_K + b_K, x @ W_V + b_V.
 
     W_Q (d_model, num_heads * d_k), W_K (kdim, num_kv_heads * d_k), W_V (vdim, num_kv_heads * d_v): (in, out), as in
-    the paper.  The heads stand side by side in the columns.  Each matrix starts Xavier-uniform, biases (or None) at 0.
+    the paper. The heads stand side by side in the columns. Each matrix starts Xavier-uniform, biases (or None) at 0.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class MultiHeadAttention(QKVProjection):
     """Attention in num_heads subspaces at once, joined by W_O: concat(head_1, ..., head_H) @ W_O + b_O.
 
     `d_k` and `d_v` are the widths of one head; both default to d_model / num_heads, which must then be whole.
-    W_O (num_heads * d_v, d_model).  `num_kv_heads` fewer heads for keys and values are shared by neighbouring query
-    heads.  `dropout` drops weights, in training only.  Source: Vaswani et al. 2017, section 3.2.2.
+    W_O (num_heads * d_v, d_model). `num_kv_heads` fewer heads for keys and values are shared by neighbouring query
+    heads. `dropout` drops weights, in training only. Source: Vaswani et al. 2017, section 3.2.2.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class MultiHeadAttention(QKVProjection):
     ) -> Any:
         """query (B, T, d_model), key (B, S, kdim), value (B, S, vdim) -> (B, T, d_model); without B too.
 
-        `key` defaults to `query` (self-attention), `value` to `key`.  Masks are those of
-        `F.scaled_dot_product_attention` for scores (B, H, T, S).  With `need` it returns (output, record), where
+        `key` defaults to `query` (self-attention), `value` to `key`. Masks are those of
+        `F.scaled_dot_product_attention` for scores (B, H, T, S). With `need` it returns (output, record), where
         record.weights is (B, H, T, S), q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v).
         """
         unknown = {word: mask for word, mask in masks.items() if word not in MaskWords.__annotations__}

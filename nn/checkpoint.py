@@ -1,6 +1,6 @@
 """Saving and loading of named tensors: `.npz` by suffix, any other name is a safetensors file.
 
-A save is atomic, and loading runs no code.  The two formats are in `safetensors.py` and `npz.py`.
+A save is atomic, and loading runs no code. The two formats are in `safetensors.py` and `npz.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def save(obj: Module | Mapping[str, Any], path: str | os.PathLike) -> None:
 def load(path: str | os.PathLike) -> dict[str, Tensor]:
     """The tensors of a file by name, in the order in which they were saved; names stored as aliases share a Tensor.
 
-    bfloat16 becomes float32, which holds it exactly.  A damaged file, one with other contents, a pickle: ValueError.
+    bfloat16 becomes float32, which holds it exactly. A damaged file, one with other contents, a pickle: ValueError.
     """
     with open(path, "rb") as file:
         try:

@@ -25,7 +25,7 @@ PATHS = ("tensor", "fused")
 
 
 class AttentionRecord(NamedTuple):
-    """What `need` asked for; the rest is None.  All of it is tracked, so a loss may use it.
+    """What `need` asked for; the rest is None. All of it is tracked, so a loss may use it.
 
     weights    (..., T, S) after the softmax and before dropout; rows sum to 1 (less, with a sink), masked ones are 0
     scores     (..., T, S) before the softmax: scaled, capped, with the bias added, -inf where masked
@@ -64,20 +64,20 @@ def scaled_dot_product_attention(
 ) -> Any:
     """The values, averaged for each query by how well their keys match it.
 
-    q (..., T, d_k), k (..., S, d_k), v (..., S, d_v) -> (..., T, d_v).  Leading axes broadcast; with four or more
+    q (..., T, d_k), k (..., S, d_k), v (..., S, d_v) -> (..., T, d_v). Leading axes broadcast; with four or more
     axes, axis -3 holds heads, and k and v may have fewer of them if the count divides (neighbours share).
     The masks are described in `tinygrad_qkv.nn.masks.MaskWords`; they combine, and a key counts where all let it.
-    `scale` defaults to 1 / sqrt(d_k).  `softcap` c makes the scores c * tanh(scores / c), before bias and masks.
+    `scale` defaults to 1 / sqrt(d_k). `softcap` c makes the scores c * tanh(scores / c), before bias and masks.
     `sink`, a number for each head (H,), is one more score in every row, whose value is zero: with sinks of 0 the
-    weights are exp(scores) / (1 + sum(exp(scores))).  `dropout_p` drops weights whenever it is not 0.
+    weights are exp(scores) / (1 + sum(exp(scores))). `dropout_p` drops weights whenever it is not 0.
 
-    A query that may look at no key gets zeros, and gives zero gradients.  What stands behind a mask, NaN and inf
+    A query that may look at no key gets zeros, and gives zero gradients. What stands behind a mask, NaN and inf
     too, reaches neither output nor gradients.
 
     `path` chooses how it is computed.  "tensor" is the graph of matmul, scale, mask, softmax and matmul, each a node;
     "fused" is one node, whose kernel never stores the scores: its memory grows with T + S, forward and backward,
-    except for a bias that requires grad, under create_graph, and where NaN or inf meet a mask.  None takes "fused"
-    where T * S >= 1024 and S >= 16: there it is faster.  The two agree within 2e-6 (float32) and 4e-15 (float64) of
+    except for a bias that requires grad, under create_graph, and where NaN or inf meet a mask. None takes "fused"
+    where T * S >= 1024 and S >= 16: there it is faster. The two agree within 2e-6 (float32) and 4e-15 (float64) of
     the largest |v|, and so do their gradients, relative to the largest.
 
     `need`, some of ("weights", "scores", "q", "k", "v", "logsumexp"), makes the call return (output, record); it

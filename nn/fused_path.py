@@ -59,7 +59,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms, shape: tupl
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or inf.  One sum is cheap; should it overflow, the answer is a safe False."""
+    """Whether no element is NaN or inf. One sum is cheap; should it overflow, the answer is a safe False."""
     with np.errstate(all="ignore"):
         return math.isfinite(float(np.sum(x.data)))
 

@@ -92,7 +92,7 @@ def xavier_uniform(shape: Shape, *, gain: float = 1.0, generator: Generator = No
 
 
 def xavier_normal(shape: Shape, *, gain: float = 1.0, generator: Generator = None, dtype: Any = FLOAT32) -> Tensor:
-    """Normal with standard deviation gain * sqrt(2 / (in + out)).  Source: Glorot and Bengio 2010."""
+    """Normal with standard deviation gain * sqrt(2 / (in + out)). Source: Glorot and Bengio 2010."""
     std = gain * math.sqrt(2 / max(sum(_matrix("xavier_normal", shape)), 1))
     return ops.normal(shape, 0.0, std, generator=generator, dtype=dtype)
 
@@ -122,7 +122,7 @@ def orthogonal(
 ) -> Tensor:
     """A random matrix whose rows or columns, whichever are fewer, are orthonormal, times gain.
 
-    Drawn evenly: the Q of a normal matrix, signs fixed by the diagonal of R.  Source: Saxe et al. 2014; Mezzadri 2007.
+    Drawn evenly: the Q of a normal matrix, signs fixed by the diagonal of R. Source: Saxe et al. 2014; Mezzadri 2007.
     """
     rows, columns = _matrix("orthogonal", shape)
     tall = init_generator(generator).normal(size=(max(rows, columns), min(rows, columns)))

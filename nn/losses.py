@@ -1,6 +1,6 @@
 """Losses, each as a function and as a module; shapes must agree exactly, because broadcasting here is always a mistake.
 
-`reduction` is "mean" (over all elements), "sum" or "none".  Targets need no gradient, but get one where they ask.
+`reduction` is "mean" (over all elements), "sum" or "none". Targets need no gradient, but get one where they ask.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def bce_with_logits(logits: Any, target: Any, *, pos_weight: Any = None, reducti
 def nll(log_probs: Any, targets: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """-log_probs[target]: log_probs (..., C), integer targets (...) from 0 to C - 1 or `ignore_index`.
 
-    "mean" divides by the number of targets that are not ignored (0 if all are).  A target outside the range raises
+    "mean" divides by the number of targets that are not ignored (0 if all are). A target outside the range raises
     IndexError.
     """
     log_probs = ops.tensor(log_probs)
@@ -97,7 +97,7 @@ def kl_div(log_probs: Any, target: Any, *, log_target: bool = False, reduction: 
     """The terms of the divergence KL(target || prediction): target * (log target - log_probs).
 
     `log_probs` are the prediction's log-probabilities; `target` are probabilities, or their logarithms under
-    `log_target`.  A target of 0 contributes 0.  "mean" is over all elements; the divergence itself is the sum over
+    `log_target`. A target of 0 contributes 0.  "mean" is over all elements; the divergence itself is the sum over
     the classes.
     """
     log_probs, target = _same_shape("kl_div", log_probs, target)

@@ -25,7 +25,7 @@ class MaskWords(TypedDict, total=False):
     lengths       (B,) integers: the keys from that number on are padding, for every query of the sequence
     is_causal     a query sees the keys at its own position and before
     window        a query sees the keys at most so many positions away, on both sides unless is_causal: 0 is its own
-    q_positions   (T,) or (B, T) integers, k_positions (S,) or (B, S), for is_causal and window.  By default keys stand
+    q_positions   (T,) or (B, T) integers, k_positions (S,) or (B, S), for is_causal and window. By default keys stand
                   at 0..S-1, and the last query at the position of the last key, the others just before it: right for
                   a KV cache, and with T > S the first queries see nothing
     """

@@ -36,9 +36,9 @@ class Module:
     """Something that holds parameters and other modules, and computes with them in `forward`.
 
     Every attribute that is a Parameter or a Module belongs to it, and so do those inside lists, tuples and dicts;
-    they are looked up when they are asked for, so assigning, replacing and deleting attributes just works.  A name is
-    the way to a parameter: `blocks.3.attn.W_Q`.  A parameter that stands in two places (tied weights) is listed once,
-    under the first name.  Constants, such as a table of positions, are plain arrays or Tensors and no state.
+    they are looked up when they are asked for, so assigning, replacing and deleting attributes just works. A name is
+    the way to a parameter: `blocks.3.attn.W_Q`. A parameter that stands in two places (tied weights) is listed once,
+    under the first name. Constants, such as a table of positions, are plain arrays or Tensors and no state.
 
     A subclass sets attributes in `__init__` and defines `forward`; `super().__init__()` is not needed.
     """
@@ -137,13 +137,13 @@ class Module:
     # ---- modes
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for the whole tree: dropout is on.  Returns the module."""
+        """Training mode for the whole tree: dropout is on. Returns the module."""
         for module in self.modules():
             module.training = bool(mode)
         return self
 
     def eval(self) -> Self:
-        """Evaluation mode for the whole tree: dropout is off.  Returns the module."""
+        """Evaluation mode for the whole tree: dropout is off. Returns the module."""
         return self.train(False)
 
     def zero_grad(self) -> None:
@@ -175,7 +175,7 @@ class Module:
         """Copy the values of `state` (name -> Tensor or array) into the parameters, all of them or none.
 
         The names must be exactly those of `state_dict()`; a tied parameter may come under any or all of its names.
-        Shapes must agree exactly.  A dtype may only widen without loss (float16 to float32 to float64).  Otherwise
+        Shapes must agree exactly. A dtype may only widen without loss (float16 to float32 to float64). Otherwise
         one ValueError lists everything that is missing, unexpected or does not fit, and nothing has changed.
         The parameters stay the same objects, so an optimiser made before goes on with the new values.
         """

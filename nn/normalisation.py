@@ -14,7 +14,7 @@ from tinygrad_qkv.tensor import Tensor
 class LayerNorm(Module):
     """Each row of x (..., width) with mean 0 and variance 1, times weight plus bias, both (width,).
 
-    The variance is biased and `eps` stands inside the root.  Source: Ba, Kiros, Hinton 2016.
+    The variance is biased and `eps` stands inside the root. Source: Ba, Kiros, Hinton 2016.
     """
 
     def __init__(self, width: int, eps: float = 1e-5):
@@ -30,7 +30,7 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """Each row of x (..., width) divided by the root of its mean square, times weight (width,).
 
-    `eps` stands inside the root.  Source: Zhang, Sennrich 2019.
+    `eps` stands inside the root. Source: Zhang, Sennrich 2019.
     """
 
     def __init__(self, width: int, eps: float = 1e-5):

@@ -154,7 +154,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """p -= lr * m / (sqrt(v) + eps), m and v the running means of g and g^2, freed of their bias towards 0.
 
-    `weight_decay` adds weight_decay * p to g.  Source: Kingma and Ba 2015.
+    `weight_decay` adds weight_decay * p to g. Source: Kingma and Ba 2015.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The safetensors format: an 8-byte little-endian length, a JSON header of that length, then the data.
 
-The header gives each tensor's dtype, shape and place in the data.  Source: huggingface.co/docs/safetensors.
+The header gives each tensor's dtype, shape and place in the data. Source: huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write(file: IO[bytes], arrays: dict[str, np.ndarray], aliases: dict[str, str
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
         array = arrays[name]
-        # A file holds C order.  The buffer of a transposed or broadcast array is something else.
+        # A file holds C order. The buffer of a transposed or broadcast array is something else.
         flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
         file.write(flat.view(np.uint8).data)
 

@@ -67,8 +67,8 @@ class TransformerBlock(Module):
 class SinusoidalPositions(Module):
     """x (..., T, d_model) plus a sine and cosine wave per pair of columns, from wavelength 2 pi to 10000 * 2 pi.
 
-    Column 2 i of position t is sin(t / 10000^(2 i / d_model)), column 2 i + 1 its cosine.  Nothing is learned and
-    nothing stored.  Source: Vaswani et al. 2017, section 3.5.
+    Column 2 i of position t is sin(t / 10000^(2 i / d_model)), column 2 i + 1 its cosine. Nothing is learned and
+    nothing stored. Source: Vaswani et al. 2017, section 3.5.
     """
 
     def __init__(self, d_model: int):

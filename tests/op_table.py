@@ -1,6 +1,6 @@
 """The table of ops: for each public op its call, NumPy's answer, and sample inputs; `test_ops_table.py` runs every row.
 
-The rows stand in `op_rows_<family>.py`.  All sizes of a row are different primes, so that a swapped axis cannot go
+The rows stand in `op_rows_<family>.py`. All sizes of a row are different primes, so that a swapped axis cannot go
 unnoticed.
 """
 

@@ -257,7 +257,7 @@ def undescribed(tree: ast.Module, file: str) -> Iterator[str]:
     """Public functions and classes without a docstring, and functions with an argument or a result without a type.
 
     Methods need types only: most of a Tensor's are one line that calls an op, and a layer's `forward` is described by
-    its class.  The building blocks of kernels need no types: they are compiled for those that they are called with.
+    its class. The building blocks of kernels need no types: they are compiled for those that they are called with.
     """
     for node in ast.walk(tree):
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):

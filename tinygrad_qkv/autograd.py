@@ -33,7 +33,7 @@ OUTPUT = _Output()
 class Node:
     """One recorded op, or one leaf: what made a tensor, from which parents, and how its gradient goes back.
 
-    `parents` holds a Node per operand, or the number itself for a Python scalar.  `pullbacks` is a tuple with one
+    `parents` holds a Node per operand, or the number itself for a Python scalar. `pullbacks` is a tuple with one
     rule per parent, or one function that returns the contributions to all of them; None once backward has freed it.
     """
 
@@ -102,8 +102,8 @@ def record(
     """Wrap an op's result as a Tensor and, where a parent requires grad, put the op on the tape.
 
     `saved` is what the rules read: parents, `OUTPUT` (which then stands first) for the result itself, and plain
-    values such as masks, axes and shapes.  Every rule is called as `pullback(g, *saved)`, with arrays in an ordinary
-    backward and with Tensors under `create_graph`; it must capture nothing differentiable.  `formulas` says the same
+    values such as masks, axes and shapes. Every rule is called as `pullback(g, *saved)`, with arrays in an ordinary
+    backward and with Tensors under `create_graph`; it must capture nothing differentiable. `formulas` says the same
     rules as text, over the names of the rules' parameters.
     """
     if type(y) is not np.ndarray:

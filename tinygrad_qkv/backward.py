@@ -48,7 +48,7 @@ def grad(
     """The gradients of `outputs` with respect to `inputs` (leaves or inner tensors), as a tuple; no `.grad` changes.
 
     `grad_outputs` gives one gradient per output, each of its output's shape; None means 1 and is for scalars.
-    Several outputs add up.  An input that no output depends on raises, or gives None under `allow_unused`.  What the
+    Several outputs add up. An input that no output depends on raises, or gives None under `allow_unused`. What the
     ops from the inputs to the outputs saved is freed, unless `retain_graph`, which defaults to `create_graph`.
     """
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
@@ -158,7 +158,7 @@ def _check_usable(node: Node) -> None:
 def _run_on_arrays(
     seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], ends: set[Node], retain_graph: bool
 ) -> dict[Node, Tensor]:
-    """The ordinary pass.  This loop is half of what a small op costs, so it calls little."""
+    """The ordinary pass. This loop is half of what a small op costs, so it calls little."""
     found: dict[Node, Tensor] = {}
     grads: dict[Any, Any] = dict.fromkeys(order)  # what has arrived at each node so far
     grads.update((node, g._data) for node, g in seeds.items() if node in grads)

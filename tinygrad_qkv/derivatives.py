@@ -26,9 +26,9 @@ def check_grad(
 ) -> None:
     """Compare the gradient of f(*inputs) with central differences along random directions, in float64.
 
-    Float inputs are copied as float64 leaves, other inputs are passed on as they are.  Along a direction v the
+    Float inputs are copied as float64 leaves, other inputs are passed on as they are. Along a direction v the
     derivative (f(x + eps v) - f(x - eps v)) / (2 eps), weighted by random numbers over f's outputs (a Tensor, or a
-    list of them), must equal the sum of grad * v.  Raises GradientError with the argument, the worst index, the
+    list of them), must equal the sum of grad * v. Raises GradientError with the argument, the worst index, the
     expected value and the one that the gradient has.
     """
     random = np.random.default_rng(seed)

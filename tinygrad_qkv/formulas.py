@@ -5,8 +5,8 @@
 
 Names are those of the rule's parameters: `g` the gradient of the result, `y` the result, the operands, and constants.
 A reduction keeps its axis, so that its value broadcasts: `sum`, `mean`, and in the rule of a reduction (one with a
-parameter `axes`) also `g` and `y`.  Broadcasting is undone by the engine, so `da = g` is the whole rule of a + b.
-`.T` swaps the last two axes.  The text is parsed, never run as Python: only what stands in the tables below has a
+parameter `axes`) also `g` and `y`. Broadcasting is undone by the engine, so `da = g` is the whole rule of a + b.
+`.T` swaps the last two axes. The text is parsed, never run as Python: only what stands in the tables below has a
 meaning.
 """
 
@@ -29,8 +29,8 @@ from tinygrad_qkv.kernels.attention_rules import visible
 def evaluate(formula: str, values: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
     """The value of a formula's last step, e.g. evaluate("da = g * b", {"g": ..., "b": ...}, a.shape).
 
-    `values` gives arrays and numbers by name.  `shape` is the operand's: the value is summed over the axes that
-    broadcasting had stretched, and stretched over those that a sum had removed.  A name, a function or a piece of
+    `values` gives arrays and numbers by name. `shape` is the operand's: the value is summed over the axes that
+    broadcasting had stretched, and stretched over those that a sum had removed. A name, a function or a piece of
     syntax that the language does not have raises ValueError.
     """
     known = dict(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# The one import cycle: a tensor's operators call ops, and ops make tensors.  The package imports ops first.
+# The one import cycle: a tensor's operators call ops, and ops make tensors. The package imports ops first.
 from tinygrad_qkv import ops
 from tinygrad_qkv.hints import NamesOfPyTorch
 

@@ -152,8 +152,8 @@ def _wrap_async_generator(function: Any, mode: type[_Mode]) -> Any:
 class no_grad(_Mode):  # noqa: N801, named like the function it replaces
     """Nothing is recorded inside: `with no_grad():`, or `@no_grad()` on a function.
 
-    It holds for this thread and this async task only, and ends with an exception too.  A decorated generator is
-    switched at each resume.  NOTE: `with no_grad():` around a `yield` of your own leaks to the caller until the
+    It holds for this thread and this async task only, and ends with an exception too. A decorated generator is
+    switched at each resume. NOTE: `with no_grad():` around a `yield` of your own leaks to the caller until the
     generator goes on; decorate the generator instead.
     """
 
@@ -169,7 +169,7 @@ class enable_grad(_Mode):  # noqa: N801
 class recording(_Mode):  # noqa: N801
     """Every node recorded inside also keeps its value, its gradient and the user's source line.
 
-    Drawings of values and gradients read this record.  The values are copies, so the memory of a forward pass about
+    Drawings of values and gradients read this record. The values are copies, so the memory of a forward pass about
     doubles; off, it costs nothing.
     """
 

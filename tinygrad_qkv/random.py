@@ -1,4 +1,4 @@
-"""The two default random streams: one for initialisation, one for dropout.  `manual_seed` resets both."""
+"""The two default random streams: one for initialisation, one for dropout. `manual_seed` resets both."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def _list_dtype(found: np.dtype, typed: set[np.dtype]) -> np.dtype:
 class Tensor(Methods):
     """An n-dimensional array that can remember how it was made.
 
-    `data` is copied: a number, a nested list, an array or a Tensor.  `dtype` wins over the data's own.  With
+    `data` is copied: a number, a nested list, an array or a Tensor. `dtype` wins over the data's own. With
     `requires_grad=True` (float32 and float64 only) every op on it is recorded, and `backward()` of a result adds the
-    gradient to `.grad`.  `Tensor.from_numpy(array)` shares memory instead of copying.
+    gradient to `.grad`. `Tensor.from_numpy(array)` shares memory instead of copying.
     """
 
     __array_priority__ = 1000
@@ -84,7 +84,7 @@ class Tensor(Methods):
 
     @classmethod
     def from_numpy(cls, array: np.ndarray) -> Tensor:
-        """A Tensor that shares memory with `array`.  NOTE: the library cannot see writes into the source array."""
+        """A Tensor that shares memory with `array`. NOTE: the library cannot see writes into the source array."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"from_numpy needs a NumPy array, got {type(array).__name__}; use Tensor(data)")
         if array.dtype.char not in DTYPES or not array.dtype.isnative:
@@ -95,7 +95,7 @@ class Tensor(Methods):
 
     @property
     def data(self) -> np.ndarray:
-        """The raw array.  NOTE: backward cannot see writes into it; assign `t.data = ...` instead."""
+        """The raw array. NOTE: backward cannot see writes into it; assign `t.data = ...` instead."""
         return self._data
 
     @data.setter
@@ -187,8 +187,8 @@ class Tensor(Methods):
     def backward(self, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False) -> None:
         """Add the gradient of this tensor with respect to every leaf to that leaf's `.grad`.
 
-        `gradient` is d loss / d self, of this tensor's shape; None means 1 and is for scalars.  What the ops saved is
-        freed on the way, so that a second call raises, unless `retain_graph`.  With `create_graph` the gradients are
+        `gradient` is d loss / d self, of this tensor's shape; None means 1 and is for scalars. What the ops saved is
+        freed on the way, so that a second call raises, unless `retain_graph`. With `create_graph` the gradients are
         recorded too (for higher orders), and the graph is retained; NOTE: `.grad` then refers to the graph, and
         garbage collection, not reference counting, frees the two.
         """

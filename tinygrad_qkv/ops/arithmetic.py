@@ -1,4 +1,4 @@
-"""Arithmetic, element by element, with broadcasting.  The engine sums a gradient over the axes that were stretched.
+"""Arithmetic, element by element, with broadcasting. The engine sums a gradient over the axes that were stretched.
 
 The rules of +, -, * and / stand below their ops and are made once: new functions at each call, and what the garbage
 collector does about them, were an eighth of a small op's time.

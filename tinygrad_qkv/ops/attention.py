@@ -23,7 +23,7 @@ def fused_attention(
     """softmax(scale * q @ k.T) @ v under `rules`, and the log of each row's sum of exp(scores), a constant (B, H, T).
 
     q (B, H, T, d_k), k (B, H_kv, S, d_k), v (B, H_kv, S, d_v), bias that broadcasts to (B, H, T, S), sink (H,), all
-    of one dtype; rules.bias and rules.sink are taken from those.  Memory is linear in T and S; a bias that requires
+    of one dtype; rules.bias and rules.sink are taken from those. Memory is linear in T and S; a bias that requires
     grad takes the memory of all scores in the pullback, and so does everything under create_graph.
     """
     rules = rules._replace(bias=_values(bias), sink=_values(sink))

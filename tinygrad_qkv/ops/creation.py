@@ -1,4 +1,4 @@
-"""New tensors: constants, ranges, random numbers.  Floats are float32 unless `dtype` says otherwise."""
+"""New tensors: constants, ranges, random numbers. Floats are float32 unless `dtype` says otherwise."""
 
 from __future__ import annotations
 

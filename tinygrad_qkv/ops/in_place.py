@@ -15,7 +15,7 @@ from tinygrad_qkv.tensor import Tensor
 def write(target: Any, op: Callable[..., Tensor], *operands: Any) -> Tensor:
     """Write op(target, *operands) into the memory of `target`, and let it take over that result's history.
 
-    Ops that saved the former values refuse in backward (the write is numbered).  A leaf that requires grad refuses,
+    Ops that saved the former values refuse in backward (the write is numbered). A leaf that requires grad refuses,
     and so does a recorded write through memory that other tensors share: their history would not know of it.
     """
     recording = grad_mode.get()

@@ -1,4 +1,4 @@
-"""Indexing and lookup.  Their pullbacks add each gradient where its element came from, so repeats add up."""
+"""Indexing and lookup. Their pullbacks add each gradient where its element came from, so repeats add up."""
 
 from __future__ import annotations
 

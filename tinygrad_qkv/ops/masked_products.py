@@ -1,7 +1,7 @@
 """The two products of attention with the mask inside: what stands behind it, NaN and inf too, takes no part.
 
-A mask after an ordinary product keeps the value clean but not the gradient, where 0 * NaN is NaN.  The two are each
-other's derivatives, so every order of them is clean.  They are no public ops: attention alone uses them, when one of
+A mask after an ordinary product keeps the value clean but not the gradient, where 0 * NaN is NaN. The two are each
+other's derivatives, so every order of them is clean. They are no public ops: attention alone uses them, when one of
 its numbers is not finite.
 """
 
@@ -49,7 +49,7 @@ def _scores(q: Any, k: Any, keep: np.ndarray) -> Any:
 def _mix(weights: Any, x: Any, keep: np.ndarray) -> Any:
     """`masked_mix` of arrays, or of Tensors, recorded.
 
-    Rows of x that are finite go through one matmul.  The others go one by one, each added only where it is kept.
+    Rows of x that are finite go through one matmul. The others go one by one, each added only where it is kept.
     """
     if isinstance(weights, Tensor) or isinstance(x, Tensor):
         return masked_mix(weights, x, keep)

@@ -48,7 +48,7 @@ def _log_softmax_pullback(g: Any, y: Any, axis: int) -> Any:
 def layer_norm(x: Operand, weight: Operand, bias: Operand, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last axis: x (..., D), weight and bias (D,).
 
-    Biased variance in two passes, eps inside the root.  Source: Ba, Kiros, Hinton 2016.
+    Biased variance in two passes, eps inside the root. Source: Ba, Kiros, Hinton 2016.
     """
     x, v = floating(x)
     x = x if v is x._data else Tensor.wrap(v)  # integers: the rules read the floats

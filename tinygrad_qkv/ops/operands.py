@@ -81,7 +81,7 @@ def broadcast_together(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 def promoted(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any, Any]:
     """Two operands and their values in dtypes whose common one is the result's.
 
-    Tensors of one float dtype, and scalars beside them, pass as they are.  Integers beside floats become those
+    Tensors of one float dtype, and scalars beside them, pass as they are. Integers beside floats become those
     floats (NumPy would make float64 of int64 and float32), and so do they alone under `to_float`.  float16 raises.
     """
     if isinstance(a, Tensor) and isinstance(b, Tensor):

@@ -1,7 +1,7 @@
 """NumPy's own functions on Tensors: `np.exp(t)`, `array + t`, `np.sum(t, axis=0)` record like the ops.
 
 Rules are written with these functions, so that the same text runs on arrays and, for higher orders, on Tensors.
-`np.f(t)` always keeps NumPy's meaning and signature.  What has no rule raises a TypeError that says what to use.
+`np.f(t)` always keeps NumPy's meaning and signature. What has no rule raises a TypeError that says what to use.
 """
 
 from __future__ import annotations

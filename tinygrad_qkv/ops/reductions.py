@@ -68,13 +68,13 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) 
 
 
 def max(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
-    """The largest element (NaN if one is); ties share the gradient equally.  Of nothing it raises ValueError."""
+    """The largest element (NaN if one is); ties share the gradient equally. Of nothing it raises ValueError."""
     refuse_names(unknown)
     return _extreme(x, "max", kernels.largest, axis, keepdims)
 
 
 def min(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
-    """The smallest element (NaN if one is); ties share the gradient equally.  Of nothing it raises ValueError."""
+    """The smallest element (NaN if one is); ties share the gradient equally. Of nothing it raises ValueError."""
     refuse_names(unknown)
     return _extreme(x, "min", kernels.smallest, axis, keepdims)
 
@@ -102,7 +102,7 @@ def _extreme_pullback(g: Any, y: Any, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False, **unknown: Any) -> Tensor:
-    """The product; of nothing it is 1.  The gradient is right with zeros among the factors."""
+    """The product; of nothing it is 1. The gradient is right with zeros among the factors."""
     refuse_names(unknown)
     x, v = numeric(x)
     axes = _axes(axis, v.ndim)
@@ -157,7 +157,7 @@ def _variance(v: np.ndarray, axes: tuple[int, ...], n: int, keepdims: bool) -> n
 
 
 def _centred(x: Any, axes: tuple[int, ...]) -> Any:
-    """x minus its mean.  A second subtraction takes out what rounding has left of a large mean."""
+    """x minus its mean. A second subtraction takes out what rounding has left of a large mean."""
     n = _count(x.shape, axes)
     if not x.size:
         return x

@@ -70,7 +70,7 @@ def _larger(g: Any, a: Any, b: Any) -> Any:
 
 
 def clip(x: Operand, low: Operand = None, high: Operand = None) -> Tensor:
-    """x, limited to [low, high]; None is no limit.  Inside and on the limits the gradient passes, outside it is 0.
+    """x, limited to [low, high]; None is no limit. Inside and on the limits the gradient passes, outside it is 0.
 
     Limits that are tensors get gradients too: clip is then minimum(maximum(x, low), high).
     """

@@ -26,7 +26,7 @@ def _sizes(given: tuple) -> tuple[int, ...]:
 
 
 def reshape(x: Operand, *shape: Any) -> Tensor:
-    """The elements in C order in another shape; one size may be -1.  A view where strides allow it."""
+    """The elements in C order in another shape; one size may be -1. A view where strides allow it."""
     x = tensor(x)
     sizes = _sizes(shape)
     try:

@@ -57,10 +57,10 @@ def draw_graph(
     """Draw the graph that made `tensor` (or several tensors): a `graphviz.Digraph` that renders without `dot` too.
 
     A node is a leaf, or an op with the shape of its result; an arrow runs from every operand to its op, so `x * x` has
-    two.  A module call is a box.  `names` labels leaves and inner tensors, beside those that have a name.  `values` and
+    two. A module call is a box. `names` labels leaves and inner tensors, beside those that have a name. `values` and
     `grads` add numbers: all of them in arrays of up to `full` elements, else mean ± standard deviation [min, max].
     They were kept if the forward pass ran inside `with recording():`, the gradients of leaves in any case; the drawing
-    says so where they were not.  `formulas` puts on each arrow the rule that carries the gradient back through it.
+    says so where they were not. `formulas` puts on each arrow the rule that carries the gradient back through it.
     `direction` is "TB", "LR", "BT" or "RL".
 
     The drawing is the same before and after backward, and its DOT text the same in every process.

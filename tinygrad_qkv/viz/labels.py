@@ -1,8 +1,8 @@
 """Labels in DOT: lines of text, each in a style, written so that any text reads as it is.
 
-A label is HTML-like, with a font for each line, or plain where that would change the text.  An HTML-like label cannot
+A label is HTML-like, with a font for each line, or plain where that would change the text. An HTML-like label cannot
 say a backslash before N, G, E, T, H, L or another backslash: Graphviz puts the node's own name in its place, however
-the backslash is written.  It drops line breaks and tabs too.  A plain label can say all of these.
+the backslash is written. It drops line breaks and tabs too. A plain label can say all of these.
 """
 
 from __future__ import annotations

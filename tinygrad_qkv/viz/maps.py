@@ -33,9 +33,9 @@ def attention_map(
     """A heat map of attention weights: a row a query, a column a key, darker where more weight lies.
 
     `weights` is (T, S), (H, T, S) or a mapping of titles to (T, S) arrays, which stand side by side, from any
-    framework; `queries` and `keys` are the labels of the rows and the columns.  The colours are linear in the weight
-    and always run from 0 to 1, so that two maps can be compared.  Up to 8 x 8 the cells have numbers.  `attend` is
-    True where a query may look: other cells are empty with a dot.  A NaN is a cross.
+    framework; `queries` and `keys` are the labels of the rows and the columns. The colours are linear in the weight
+    and always run from 0 to 1, so that two maps can be compared. Up to 8 x 8 the cells have numbers. `attend` is
+    True where a query may look: other cells are empty with a dot. A NaN is a cross.
     """
     shown = panels(weights, attend)
     x, top = float(MARGIN), MARGIN + (LARGE + 12.0 if title else 0)

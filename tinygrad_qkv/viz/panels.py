@@ -65,7 +65,7 @@ def _panel(title: str, weights: np.ndarray, attend: Any, head: int) -> Panel:
 
 
 def token_labels(tokens: Sequence[Any] | None, count: int, word: str) -> list[str]:
-    """One label a token, on one line: spaces and line breaks show as signs.  Without tokens, their positions."""
+    """One label a token, on one line: spaces and line breaks show as signs. Without tokens, their positions."""
     if tokens is None:
         return [str(i) for i in range(count)]
     labels = [str(token) for token in tokens]

@@ -81,7 +81,7 @@ def pure_program() -> str | None:
 
 
 def _run(engine: str, format: str, source: bytes, neato_no_op: Any = None, **unused: Any) -> bytes:
-    """`source`, DOT text, drawn by graphviz-pure.  It takes neither a renderer nor a formatter: it has one of each."""
+    """`source`, DOT text, drawn by graphviz-pure. It takes neither a renderer nor a formatter: it has one of each."""
     program = pure_program()
     if format not in PURE_FORMATS:
         raise RendererNotFound(f"{format} needs the program `dot`: {GET_DOT}, or ask for 'svg' or 'png'")

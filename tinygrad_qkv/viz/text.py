@@ -28,8 +28,8 @@ def attention_text(
     """A heat map of attention weights as text: a block a cell, and the weight in percent up to 8 x 8.
 
     `weights` is (T, S), (H, T, S) or a mapping of titles to (T, S) arrays, from any framework; `queries` and `keys`
-    are the labels of the rows and the columns.  `attend` is True where a query may look: other cells show a dot.
-    `ascii` uses ASCII letters alone.  Lines are `width` letters long at most; columns that do not fit are counted.
+    are the labels of the rows and the columns. `attend` is True where a query may look: other cells show a dot.
+    `ascii` uses ASCII letters alone. Lines are `width` letters long at most; columns that do not fit are counted.
     """
     ramp, letters = (ASCII, _ascii) if ascii else (BLOCKS, printable)
     parts = [] if title is None else [letters(title)]
