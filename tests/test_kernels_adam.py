@@ -115,6 +115,16 @@ def test_any_layout_changes_in_place():
     assert not big[:, 6:].any() and not big[:, 0].any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_betas_of_0_forget_the_past_whatever_its_size(dtype):
+    """A small gradient after a large one: what rounding leaves of that would be all that there is of v, or 0."""
+    p, g, m, v = np.zeros(7, dtype), np.full(7, 1e-6, dtype), np.full(7, 3e4, dtype), np.full(7, 9e8, dtype)
+    adam_step([Moving(p, g, m, v, adam_settings(lr=1, betas=(0.0, 0.0), eps=0.0, step=2))])
+    np.testing.assert_array_equal(m, g)
+    np.testing.assert_array_equal(v, g * g)
+    np.testing.assert_allclose(p, -1, rtol=4 * np.finfo(dtype).eps)
+
+
 def test_nan_and_inf_stay_where_they_are():
     p, g, m, v = arrays((6,), np.float32)
     g[1], g[4] = np.nan, np.inf

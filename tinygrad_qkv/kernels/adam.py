@@ -52,7 +52,8 @@ class Moving(NamedTuple):
 def adam_step(parameters: Sequence[Moving]) -> None:
     """Change p, m and v of each parameter in place by its gradient g; all arrays are float32, or all are float64.
 
-    p = shrink * p;  m += part1 * (g - m);  v += part2 * (g^2 - v);  p -= rate * m / (sqrt(v) / root + eps)
+    p = shrink * p;  m = (1 - part1) * m + part1 * g;  v = (1 - part2) * v + part2 * g^2
+    p -= rate * m / (sqrt(v) / root + eps)
 
     Arrays that are not contiguous are copied there and back.
     """
@@ -156,15 +157,17 @@ def _holding(table, element):
 
 
 def _move_plain(p, g, m, v, shrink, rate, part1, part2, root, eps):
-    m += part1 * (g - m)
-    v += part2 * (g * g - v)
+    m[...] = (1 - part1) * m + part1 * g
+    v[...] = (1 - part2) * v + part2 * (g * g)
     p *= shrink
     p -= rate * (m / (np.sqrt(v) / root + eps))
 
 
 @kernel(plain=_move_plain)
 def _move_stretch(p, g, m, v, shrink, rate, part1, part2, root, eps):
+    one = p.dtype.type(1)
+    keep1, keep2 = one - part1, one - part2  # for betas of 0 nothing is left of the past, not even a rounding error
     for i in range(p.shape[0]):
-        m[i] += part1 * (g[i] - m[i])
-        v[i] += part2 * (g[i] * g[i] - v[i])
+        m[i] = keep1 * m[i] + part1 * g[i]
+        v[i] = keep2 * v[i] + part2 * (g[i] * g[i])
         p[i] = p[i] * shrink - rate * (m[i] / (math.sqrt(v[i]) / root + eps))
