@@ -213,7 +213,8 @@ def _reach(is_causal: Any, window: Any) -> tuple[int, int] | None:
         return (0, FAR) if is_causal else None
     if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 0:
         raise ValueError(f"window is a number of positions, an integer from 0, got {window!r}")
-    return (0 if is_causal else -int(window)), int(window)
+    window = min(int(window), FAR)
+    return (0 if is_causal else -window), window
 
 
 def _all_positions(q_positions: Any, k_positions: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

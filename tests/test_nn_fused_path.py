@@ -124,6 +124,12 @@ def test_window_and_softcap_and_sink_by_hand():
         np.testing.assert_allclose(scores, [[20 * np.tanh(5), 20 * np.tanh(0.5)]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("path", ["tensor", "fused"])
+def test_a_window_of_any_size(path):
+    q = numbers(5, 3)
+    np.testing.assert_array_equal(attention(q, q, q, window=10**30, path=path), attention(q, q, q, path=path))
+
+
 def test_derivatives_of_every_order():
     sink, bias = numbers(2), numbers(2, 1, 5)
     q, k, v = numbers(2, 2, 3, 4), numbers(2, 1, 5, 4), numbers(2, 1, 5, 4)
