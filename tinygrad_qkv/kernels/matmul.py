@@ -18,10 +18,13 @@ from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 from tinygrad_qkv.kernels.tile_product import tile_product
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-# Multiply-adds below which NumPy's BLAS computes a product of two matrices on one thread, one with a vector, and one of
-# a batch, where the others are computed here: up to there its calls cost less than a kernel's.
-NUMPY_BELOW, NUMPY_VECTOR_BELOW, NUMPY_EACH_BELOW = 2**18 + 1, 9216, 2**13
-TASK, TASKS = 2**18, 16  # multiply-adds that are worth a tile of their own, and tiles that are enough to share out
+# Multiply-adds below which NumPy computes: up to there its calls cost less than a kernel's. The first two are the sizes
+# up to which OpenBLAS, which NumPy's wheels contain, keeps to one thread (its interface/gemm.c and gemv.c).
+NUMPY_BELOW = 2**18 + 1  # a product of two matrices
+NUMPY_VECTOR_BELOW = 9216  # one with a vector
+NUMPY_EACH_BELOW = 2**13  # each product of a batch, while all together are too few for threads
+TASK_WORK = 2**18  # multiply-adds that are worth a tile of their own
+TASKS = 16  # tiles that are enough to share out
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -172,7 +175,7 @@ def _plan(a_t, b, out, l1, l2):
     fit = l2 // 4 // (depth * size)  # so many rows of a, and columns of b, take a quarter of the cache each
     height = max(1, fit // BLOCK_ROWS) * BLOCK_ROWS
     packing = (b.strides[3] != size and columns > 1) or (rows >= 384 and length * columns * size > l2 // 2)
-    wanted = max(1, min(matrices * rows * columns * length // TASK, TASKS) // matrices)
+    wanted = max(1, min(matrices * rows * columns * length // TASK_WORK, TASKS) // matrices)
     if packing:
         wide = max(1, min(fit, 512 // size) // width)  # blocks of columns of a part
         tall = l2 // 4 // (wide * width * size)  # rows, so that the part of out takes a quarter as well
