@@ -6,8 +6,8 @@ B batch, H heads, T query positions, S key positions. Source: Dao, Fu, Ermon, Ru
 import numpy as np
 
 from tinygrad_qkv.kernels.arrays import native, one_dtype, shapes_fit
-from tinygrad_qkv.kernels.attention_backward import _backward
-from tinygrad_qkv.kernels.attention_forward import _forward
+from tinygrad_qkv.kernels.attention_backward import backward
+from tinygrad_qkv.kernels.attention_forward import forward
 from tinygrad_qkv.kernels.attention_rules import AttentionRules, prepared, sink_of
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
@@ -39,7 +39,7 @@ def attention(
     strips = -(-TASK_WORK // max(1, min(height, q.shape[2]) * row_work))
     parallel = lse.size * row_work >= PARALLEL_FROM["attention"]
     rest = prepared(rules, q, k, height, width)
-    _forward(q, k, v, out, lse, sink_of(rules, q), height, width, strips, *rest, parallel=parallel)
+    forward(q, k, v, out, lse, sink_of(rules, q), height, width, strips, *rest, parallel=parallel)
     return out, lse
 
 
@@ -74,7 +74,7 @@ def attention_pullback(
         dq_parts = np.zeros((parts - 1, *q.shape), q.dtype)
         parallel = lse.size * k.shape[2] * (k.shape[3] + v.shape[3]) >= PARALLEL_FROM["attention"]
         arrays = g, q, k, v, out, lse, dq, dq_parts, dk, dv, dbias
-        _backward(*arrays, height, width, *prepared(rules, q, k, height, width), parallel=parallel)
+        backward(*arrays, height, width, *prepared(rules, q, k, height, width), parallel=parallel)
         for part in dq_parts:
             dq += part
     else:

@@ -29,7 +29,7 @@ def _types(scalar: types.Type) -> tuple[types.Type, ...]:
 
 
 @kernel(arguments=_types)
-def _backward(
+def backward(
     g,
     q,
     k,

@@ -35,7 +35,7 @@ def _types(scalar: types.Type) -> tuple[types.Type, ...]:
 
 
 @kernel(arguments=_types)
-def _forward(
+def forward(
     q,
     k,
     v,

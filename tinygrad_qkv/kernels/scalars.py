@@ -8,7 +8,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from tinygrad_qkv.kernels.compile import JIT
-from tinygrad_qkv.kernels.simd import constant
+from tinygrad_qkv.kernels.simd import constant, multiply_add
 
 
 class _Numbers(NamedTuple):
@@ -140,15 +140,10 @@ def _with_sign(builder, size, sign):
     return builder.bitcast(builder.or_(builder.bitcast(size, sign.type), sign), size.type)
 
 
-def _multiply_add(builder, a, b, c):
-    """a * b + c. "contract" lets the host's fused multiply-add do both; nothing else may be reordered."""
-    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
-
-
 def _polynomial(builder, x, coefficients):
     value = constant(x.type, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        value = _multiply_add(builder, value, x, constant(x.type, coefficient))
+        value = multiply_add(builder, value, x, constant(x.type, coefficient))
     return value
 
 
@@ -157,10 +152,10 @@ def _reduced(builder, x, bias: int = 0):
     real, integer, numbers = x.type, _integer(x.type), _numbers(x.type)
     # Adding 1.5 * 2^mantissa rounds to an integer, which then stands in the lowest bits of the sum.
     magic = constant(real, 1.5 * 2.0**numbers.mantissa + bias)
-    shifted = _multiply_add(builder, x, constant(real, 1.4426950408889634), magic)
+    shifted = multiply_add(builder, x, constant(real, 1.4426950408889634), magic)
     n, r = builder.fsub(shifted, magic), x
     for part in numbers.ln2:
-        r = _multiply_add(builder, n, constant(real, -part), r)
+        r = multiply_add(builder, n, constant(real, -part), r)
     return r, builder.shl(builder.bitcast(shifted, integer), constant(integer, numbers.mantissa))
 
 
@@ -196,8 +191,8 @@ def log_of(builder, x):
     square, half = builder.fmul(s, s), builder.fmul(builder.fmul(f, f), constant(real, 0.5))
     # log(m) = f - (half - s * (half + s^2 * polynomial))
     rest = builder.fadd(half, builder.fmul(square, _polynomial(builder, square, numbers.log)))
-    rest = _multiply_add(builder, s, rest, builder.fmul(e, constant(real, numbers.ln2[1])))
-    y = _multiply_add(builder, e, constant(real, numbers.ln2[0]), builder.fsub(f, builder.fsub(half, rest)))
+    rest = multiply_add(builder, s, rest, builder.fmul(e, constant(real, numbers.ln2[1])))
+    y = multiply_add(builder, e, constant(real, numbers.ln2[0]), builder.fsub(f, builder.fsub(half, rest)))
     for bound, value in ((np.inf, np.inf), (0.0, -np.inf)):
         y = builder.select(builder.fcmp_ordered("==", x, constant(real, bound)), constant(real, value), y)
     return builder.select(builder.fcmp_unordered("<", x, zero), constant(real, np.nan), y)  # negative, or NaN
@@ -243,7 +238,7 @@ def tanh_of(builder, x):
     r, power = _reduced(builder, builder.fadd(size, size), numbers.bias)
     rise = builder.fmul(r, _polynomial(builder, r, numbers.exp[1:]))
     scale = builder.bitcast(power, real)
-    t = _multiply_add(builder, scale, rise, builder.fsub(scale, one))
+    t = multiply_add(builder, scale, rise, builder.fsub(scale, one))
     result = _with_sign(builder, builder.fdiv(t, builder.fadd(t, two)), sign)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
 

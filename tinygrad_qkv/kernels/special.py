@@ -1,4 +1,4 @@
-"""Functions of mathematics that NumPy lacks."""
+"""Special functions: erf, which NumPy lacks."""
 
 import numpy as np
 from numba import prange

@@ -22,10 +22,7 @@ from tinygrad_qkv.kernels.scalars import (
     mills_of,
     tanh_of,
 )
-from tinygrad_qkv.kernels.simd import constant, shuffle
-
-# a * b + c may be rounded once. Nothing else may be reordered, so NaN and inf mean what they mean in NumPy.
-CONTRACT = ("contract",)
+from tinygrad_qkv.kernels.simd import CONTRACT, constant, shuffle
 
 
 def _maximum(builder, a, b):
