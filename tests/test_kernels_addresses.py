@@ -1,13 +1,13 @@
 """An array at an address is the memory itself, compiled and plain."""
 
+import numba
 import numpy as np
 import pytest
 
 from tinygrad_qkv.kernels.addresses import array_at
-from tinygrad_qkv.kernels.compile import kernel
 
 
-@kernel
+@numba.njit
 def double(address, size, like):
     array = array_at(address, size, like)
     array *= 2

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from test_kernels_random_bits import filled
 
 from tinygrad_qkv.kernels import dropout
 from tinygrad_qkv.kernels.elementwise import STRETCH
-from tinygrad_qkv.kernels.random_bits import fill_bits, keep_above
+from tinygrad_qkv.kernels.random_bits import keep_above
 
 DTYPES = [np.float32, np.float64]
 SEED = 2**64 - 59
@@ -16,7 +17,7 @@ SEED = 2**64 - 59
 def test_elements_are_kept_by_their_number(dtype, n):
     x, p = np.linspace(-3, 5, n).astype(dtype), 0.3
     drawn = np.empty(n, np.uint32)
-    fill_bits(np.uint64(SEED), 0, drawn)
+    filled(np.uint64(SEED), 0, drawn)
     expected = np.where(drawn > keep_above(p), x * dtype(1 / (1 - p)), dtype(0))
     y = dropout(x, p, SEED)
     assert y.dtype == dtype
