@@ -98,12 +98,17 @@ def test_several_python_threads_at_once(layer):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_forked_children(layer):
-    """From the main thread, from another one, while a third computes, and once more at the end."""
+    """From the main thread, from another one, while a third computes, and once more at the end.
+
+    NOTE: the third has its threads by then. A child forked while the C library starts threads, as GNU OpenMP does for
+    each Python thread that is new to it, inherits the library's locks as they are, and may wait for them for ever.
+    """
     needs(layer)
     code = """
 fork()
 thread = threading.Thread(target=fork); thread.start(); thread.join()
-busy = threading.Thread(target=work, args=(300,)); busy.start(); fork(); busy.join()
+begun = threading.Event()
+busy = threading.Thread(target=lambda: (work(1), begun.set(), work(300))); busy.start(); begun.wait(); fork(); busy.join()
 fork()
 """
     words = run(WORK + FORK + code, NUMBA_THREADING_LAYER=layer)  # with TBB's own remarks among them
