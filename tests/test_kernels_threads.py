@@ -108,7 +108,8 @@ def test_forked_children(layer):
 fork()
 thread = threading.Thread(target=fork); thread.start(); thread.join()
 begun = threading.Event()
-busy = threading.Thread(target=lambda: (work(1), begun.set(), work(300))); busy.start(); begun.wait(); fork(); busy.join()
+busy = threading.Thread(target=lambda: (work(1), begun.set(), work(300)))
+busy.start(); begun.wait(); fork(); busy.join()
 fork()
 """
     words = run(WORK + FORK + code, NUMBA_THREADING_LAYER=layer)  # with TBB's own remarks among them
