@@ -101,7 +101,8 @@ def scaled_dot_product_attention(
         k_positions=k_positions,
     )
     terms = _terms(shape, q, scale, softcap, sink, dropout_p)
-    output, made = None, None
+    output: Any = None
+    made: Any = None
     with np.errstate(all="ignore"):  # NaN and inf are nothing to warn of behind a mask, and speak for themselves else
         if path == "fused" or (path is None and suits(shape)):
             output = fused(q, k, v, mask, terms, shape)
@@ -117,7 +118,7 @@ def scaled_dot_product_attention(
 def _terms(shape: tuple[int, ...], q: Tensor, scale: Any, softcap: Any, sink: Any, dropout_p: Any) -> Terms:
     """The numbers besides the masks, checked."""
     p = probability(dropout_p)
-    if softcap is not None and not (isinstance(softcap, numbers.Real) and 0 < softcap < math.inf):
+    if softcap is not None and not (isinstance(softcap, numbers.Real) and 0 < float(softcap) < math.inf):
         raise ValueError(f"softcap is a positive number, got {softcap!r}")
     if sink is not None:
         sink = floating(sink)[0].astype(q.dtype)

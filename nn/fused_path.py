@@ -43,7 +43,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms, shape: tupl
         return None
     B, H = (math.prod(lead[:-1]), lead[-1]) if len(lead) > 1 else (math.prod(lead), 1)
     if mask.lengths is not None and not (all_finite(k) and all_finite(v)):  # padding may hold anything
-        real = (np.arange(shape[-1]) < mask.lengths[..., None])[..., None]
+        real: Any = (np.arange(shape[-1]) < mask.lengths[..., None])[..., None]
         real = real.any(-3, keepdims=True) if real.ndim > 3 else real
         k, v = ops.where(real, k, 0), ops.where(real, v, 0)
     if mask.hides and not (all_finite(q) and all_finite(k) and all_finite(v)):
@@ -104,9 +104,9 @@ def _rules(mask: Mask, terms: Terms, lead: tuple[int, ...], four: tuple[int, ...
     if lengths is not None:
         lengths = _by_batch(lengths[..., None], lead, four)
     if positions is not None:
-        positions = tuple(_by_batch(x, lead, four) for x in positions)
+        positions = _by_batch(positions[0], lead, four), _by_batch(positions[1], lead, four)
     if _by_head(lengths) or (positions is not None and any(map(_by_head, positions))):
-        own = Mask(lengths=mask.lengths, reach=mask.reach, positions=mask.positions).keep(T, S)
+        own: Any = Mask(lengths=mask.lengths, reach=mask.reach, positions=mask.positions).keep(T, S)
         own = np.broadcast_to(own, (*lead, T, S)).reshape(four)
         keep, lengths, reach = own if keep is None else own & keep, None, None
     rules = AttentionRules(
