@@ -163,7 +163,10 @@ for T in (3, 40, 130):
 ours = busy()
 big = np.ones((300, 300))
 big @ big
-print(len(workers), "still" if ours == start else "woken", "seen" if busy() != ours else "missed")
+def ran(since, until):
+    "Whether a worker was woken: it then spins for milliseconds. The system's own bookkeeping takes less."
+    return sum(until) - sum(since) > 2_000_000
+print(len(workers), "woken" if ran(start, ours) else "still", "seen" if ran(ours, busy()) else "missed")
 """
 
 
