@@ -5,7 +5,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.attention_forward import rule_types
-from tinygrad_qkv.kernels.attention_masks import HeadRules, cap_and_bias, drop_tile, hide, sight
+from tinygrad_qkv.kernels.attention_masks import cap_and_bias, drop_tile, head_rules, hide, sight
 from tinygrad_qkv.kernels.attention_tiles import (
     ADD,
     SET,
@@ -77,21 +77,8 @@ def backward(
             _row_dots(g[b, head * shared + h], out[b, head * shared + h], means[h])
         for tile in range(part, (ends[b] + width - 1) // width, parts):
             for h in range(head * shared, head * shared + shared):
-                rules = HeadRules(
-                    keep[b, h],
-                    bias[b, h],
-                    as_contiguous(positions[b]),
-                    bounds[b],
-                    reach,
-                    scale,
-                    softcap,
-                    masked,
-                    drop_limit,
-                    drop_scale,
-                    seed,
-                    (b * q.shape[1] + h) * queries * keys,
-                    keys,
-                )
+                every = keep, bias, positions, bounds, reach, scale, softcap, masked, drop_limit, drop_scale, seed
+                rules = head_rules(every, b, h, (q.shape[1], queries, keys))
                 dq_head = any_strides(dq[b, h]) if part == 0 else any_strides(dq_parts[part - 1, b, h])
                 j0, j1 = tile * width, min(tile * width + width, ends[b])
                 head_in = g[b, h], q[b, h], k[b, head, j0:j1], v[b, head, j0:j1], lse[b, h], means[h % shared]

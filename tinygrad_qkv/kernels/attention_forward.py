@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.attention_masks import HeadRules, cap_and_bias, drop_tile, hide, sight
+from tinygrad_qkv.kernels.attention_masks import cap_and_bias, drop_tile, head_rules, hide, sight
 from tinygrad_qkv.kernels.attention_tiles import (
     SET,
     matrix,
@@ -75,21 +75,8 @@ def forward(
             b, h, i = n // (strips * q.shape[1]), n // strips % q.shape[1], n % strips
             # Long and short ones in turn: with a causal mask later queries see more keys.
             i = i // 2 if i % 2 == 0 else strips - 1 - i // 2
-            rules = HeadRules(
-                keep[b, h],
-                bias[b, h],
-                as_contiguous(positions[b]),
-                bounds[b],
-                reach,
-                scale,
-                softcap,
-                masked,
-                drop_limit,
-                drop_scale,
-                seed,
-                (b * q.shape[1] + h) * q.shape[2] * k.shape[2],
-                k.shape[2],
-            )
+            every = keep, bias, positions, bounds, reach, scale, softcap, masked, drop_limit, drop_scale, seed
+            rules = head_rules(every, b, h, (q.shape[1], q.shape[2], k.shape[2]))
             first = sink[h] if sink.size > 0 else -np.inf
             k_head, v_head = k[b, h // shared, : ends[b]], v[b, h // shared]
             _strip(q[b, h], k_head, v_head, out[b, h], lse[b, h], first, i, height, width, rules, room, marks)

@@ -44,6 +44,16 @@ class HeadRules(NamedTuple):
 
 
 @kernel
+def head_rules(every, b, h, shape):
+    """The rules of head h of batch entry b, from those of `every` head; an entry's scores are `shape` (H, T, S)."""
+    keep, bias, positions, bounds, reach, scale, softcap, masked, drop_limit, drop_scale, seed = every
+    first = (b * shape[0] + h) * shape[1] * shape[2]
+    keep, bias, positions, bounds = keep[b, h], bias[b, h], as_contiguous(positions[b]), bounds[b]
+    numbers = reach, scale, softcap, masked, drop_limit, drop_scale, seed, first, shape[2]
+    return HeadRules(keep, bias, positions, bounds, *numbers)
+
+
+@kernel
 def sight(rules, queries, i_tile, j_tile, i0, j0, seen):
     """(how, r0, r1, c0, c1): the box of rows and columns of a tile outside which nothing is seen, empty if hidden.
 
