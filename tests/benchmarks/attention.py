@@ -1,7 +1,9 @@
 """P6, P8 and P16: attention alone, the paper's base layer, and the learner's step."""
 
+import functools
+
 import numpy as np
-from cases import Case, numbers
+from cases import Case, calls, numbers
 
 HEADS, WIDTH = 8, 64
 
@@ -17,19 +19,8 @@ def ours(T, causal, backward):
 
     *arrays, g = inputs(T)
     leaves, g = [Tensor(x, requires_grad=True) for x in arrays], Tensor.from_numpy(g)
-
-    def forward():
-        with no_grad():
-            return [F.scaled_dot_product_attention(*leaves, is_causal=causal)]
-
-    def both():
-        for leaf in leaves:
-            leaf.grad = None
-        output = F.scaled_dot_product_attention(*leaves, is_causal=causal)
-        output.backward(g)
-        return [output, *(leaf.grad for leaf in leaves)]
-
-    return both if backward else forward
+    attend = functools.partial(F.scaled_dot_product_attention, is_causal=causal)
+    return calls(attend, leaves, g, no_grad, backward)
 
 
 def torch(T, causal, backward):
@@ -38,19 +29,8 @@ def torch(T, causal, backward):
 
     *arrays, g = map(torch.from_numpy, inputs(T))
     leaves = [x.requires_grad_() for x in arrays]
-
-    def forward():
-        with torch.no_grad():
-            return [F.scaled_dot_product_attention(*leaves, is_causal=causal)]
-
-    def both():
-        for leaf in leaves:
-            leaf.grad = None
-        output = F.scaled_dot_product_attention(*leaves, is_causal=causal)
-        output.backward(g)
-        return [output, *(leaf.grad for leaf in leaves)]
-
-    return both if backward else forward
+    attend = functools.partial(F.scaled_dot_product_attention, is_causal=causal)
+    return calls(attend, leaves, g, torch.no_grad, backward)
 
 
 def jax(T, causal, backward):

@@ -31,6 +31,25 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
+def calls(
+    function: Callable[..., Any], leaves: Sequence[Any], g: Any, no_grad: Callable[..., Any], backward: bool
+) -> Callable[[], Sequence[Any]]:
+    """What is timed of a function of tensors, torch's or ours: forward alone, or with the gradients of y from g."""
+
+    def forward():
+        with no_grad():
+            return [function(*leaves)]
+
+    def both():
+        for leaf in leaves:
+            leaf.grad = None
+        y = function(*leaves)
+        y.backward(g)
+        return [y, *(leaf.grad for leaf in leaves)]
+
+    return both if backward else forward
+
+
 def geometric(ratios: Sequence[float]) -> float:
     """The geometric mean."""
     return float(np.exp(np.mean(np.log(ratios))))

@@ -3,7 +3,7 @@
 import functools
 
 import numpy as np
-from cases import Case, numbers
+from cases import Case, calls, numbers
 
 CLASSES = (512, 50257)
 
@@ -63,19 +63,7 @@ def ours(what, shape, backward):
     arrays, g = inputs(what, shape)
     g = Tensor.from_numpy(g)
     leaves = [Tensor(x, requires_grad=True) for x in arrays]
-
-    def forward():
-        with no_grad():
-            return [function(*leaves)]
-
-    def both():
-        for leaf in leaves:
-            leaf.grad = None
-        y = function(*leaves)
-        y.backward(g)
-        return [y, *(leaf.grad for leaf in leaves)]
-
-    return both if backward else forward
+    return calls(function, leaves, g, no_grad, backward)
 
 
 def torch(what, shape, backward):
@@ -85,19 +73,7 @@ def torch(what, shape, backward):
     arrays, g = inputs(what, shape)
     g = torch.from_numpy(g)
     leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
-
-    def forward():
-        with torch.no_grad():
-            return [function(*leaves)]
-
-    def both():
-        for leaf in leaves:
-            leaf.grad = None
-        y = function(*leaves)
-        y.backward(g)
-        return [y, *(leaf.grad for leaf in leaves)]
-
-    return both if backward else forward
+    return calls(function, leaves, g, torch.no_grad, backward)
 
 
 def jax(what, shape, backward):
