@@ -42,7 +42,7 @@ class Optimizer:
 
     def move(self, updates: list[Update]) -> None:
         """Move the arrays of parameters in place by their gradients."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no move(); step() moves the parameters by it")
 
     def step(self) -> None:
         """Move every parameter that has a gradient."""

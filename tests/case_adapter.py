@@ -51,7 +51,7 @@ class Api:
     name = "tinygrad_qkv"
     pins = {"causal": "bottom-right", "gelu": "erf"}  # noqa: RUF012
     caps = {  # noqa: RUF012
-        *("nn", "optim", "optim_state", "sdpa", "mha", "dropout", "save", "draw_graph", "setitem", "process"),
+        *("nn", "optim", "optim_state", "sdpa", "gqa", "mha", "dropout", "save", "draw_graph", "setitem", "process"),
         *("threads", "decorator_no_grad", "module"),
     }
     bootstrap = BOOTSTRAP.format(folders=[str(Path(__file__).parent), str(Path(tq.__file__).parent.parent)])
@@ -100,6 +100,9 @@ class Api:
 
     def mha_call(self, m: nn.MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return m(q, k, v)
+
+    def gqa(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v)
 
     def draw_graph(self, t: Tensor, names: dict[str, Tensor] | None = None) -> Any:
         return tq.draw_graph(t, names=names)
