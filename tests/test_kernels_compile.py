@@ -17,6 +17,7 @@ import pytest
 from tinygrad_qkv import kernels, locks
 from tinygrad_qkv.kernels import compile as compiling
 from tinygrad_qkv.kernels import progress
+from tinygrad_qkv.kernels.__main__ import all_kernels
 
 # Adds up rows 0..3 under the ids 0, 1, 1, 0; prints the result and whether it came from the disk.
 USE = """
@@ -316,6 +317,13 @@ def test_one_compilation_serves_every_stride_and_read_only_arrays():
         assert (out == 5).all()
     form = compiling.KERNELS["matmul._tiles"].form(x.dtype, True)
     assert len(form.signatures) == 1
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
+def test_no_kernel_has_the_name_of_a_building_block():
+    """Building blocks are told by their names when they are compiled as parts of a kernel."""
+    names = {kernel.function.__name__ for kernel in all_kernels()}
+    assert len(names) > 40 and not names & compiling._PARTS
 
 
 def test_options_that_hold_for_every_kernel():

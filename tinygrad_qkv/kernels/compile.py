@@ -64,6 +64,7 @@ def kernel(
     if not JIT:
         return plain or function
     # Not njit: the code by which Python would call each part is a fifth of what attention takes to compile.
+    _PARTS.add(function.__name__)
     return register_jitable(**OPTIONS)(function)
 
 
@@ -104,6 +105,7 @@ class Kernel:
             if dtype.num not in forms:
                 if parallel:
                     threads.start()
+                assert self.function.__name__ not in _PARTS, f"{self.name} has the name of a building block"
                 dispatcher, types_of_arguments = self._uncompiled(dtype, parallel)
                 with _each_part_once(dispatcher.targetctx.codegen()):
                     dispatcher.compile(types_of_arguments)
@@ -130,9 +132,9 @@ class Kernel:
 class _Library(codegen.JITCodeLibrary):
     """Numba's unit of code, but for what becomes a part of another unit and of nothing else.
 
-    A parallel loop's body becomes a function, a wrapper around it and one around that, each linked into the next and
-    the last into the kernel. Numba optimises each, with all that the loop calls, and translates it too; once, in the
-    kernel, is enough. That is a third of the time that matmul takes, and a sixth of attention's.
+    Building blocks are such parts, and so are a parallel loop's body, a wrapper around it and one around that, each
+    linked into the next and the last into the kernel. Numba translates each to machine code, and optimises what a loop
+    calls four times; once, in the kernel, is enough. That is a third of the time that matmul and attention take.
     """
 
     def _optimize_final_module(self) -> None:
@@ -140,7 +142,7 @@ class _Library(codegen.JITCodeLibrary):
             super()._optimize_final_module()
 
     def _finalize_final_module(self) -> None:
-        if self._is_wrapper():
+        if self._is_wrapper() or self.name in _PARTS:
             self._finalize_dynamic_globals()
             self._finalized = True
         else:
@@ -152,14 +154,21 @@ class _Library(codegen.JITCodeLibrary):
 
 @contextlib.contextmanager
 def _each_part_once(units: Any) -> Iterator[None]:
-    """Let numba make its units of code as `_Library` meanwhile."""
+    """Let numba make its units of code as `_Library` meanwhile; what it did not translate has no place in memory."""
+
+    def set_env(name: str, env: Any) -> None:
+        if units._engine.get_global_value_address(name):
+            type(units).set_env(units, name, env)
+
     with global_compiler_lock:
-        before, units._library_class = units._library_class, _Library
+        before, units._library_class, units.set_env = units._library_class, _Library, set_env
         try:
             yield
         finally:
             units._library_class = before
+            del units.set_env
 
 
+_PARTS: set[str] = set()  # names of the building blocks
 KERNELS: dict[str, Kernel] = {}  # every kernel of the files that are imported, as "file.function"
 _compiling = fork_safe_lock()

@@ -26,7 +26,7 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     if not is_ready(x) or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
         return np.take(x, ids, axis=0)
     out = empty((*ids.shape, x.shape[1]), x.dtype)
-    _copy_rows(x, np.ascontiguousarray(ids, np.int64).reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
+    _gather_rows(x, np.ascontiguousarray(ids, np.int64).reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
     return out
 
 
@@ -35,7 +35,7 @@ def _types(scalar: types.Type) -> tuple[types.Type, ...]:
 
 
 @kernel(arguments=_types)
-def _copy_rows(x, ids, out):
+def _gather_rows(x, ids, out):
     """for each group of rows, in parallel: out[n] = x[ids[n]]."""
     for group in prange((ids.shape[0] + ROWS - 1) // ROWS):
         for n in range(group * ROWS, min(group * ROWS + ROWS, ids.shape[0])):
