@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from tinygrad_qkv import Tensor, enable_grad, no_grad, recording
-from tinygrad_qkv.modes import grad_mode, recording_mode, switched
+from tinygrad_qkv.modes import grad_mode, switched
+from tinygrad_qkv.observers import observers
 
 
 @pytest.fixture
@@ -186,10 +187,10 @@ def test_one_threads_mode_is_not_anothers(x):
     thread = threading.Thread(target=quiet)
     thread.start()
     assert inside.wait(20)
-    here = records(x), recording_mode.get()
+    here = records(x), observers.get()
     done.set()
     thread.join(20)
-    assert here == (True, False) and seen == [False]
+    assert here == (True, ()) and seen == [False]
 
 
 def test_modes_are_restored_by_value_in_another_context(x):
@@ -207,7 +208,7 @@ def test_modes_are_restored_by_value_in_another_context(x):
 
 
 def test_recording_is_off_by_default_and_ends(x):
-    assert not recording_mode.get()
+    assert not observers.get()
     with recording():
-        assert recording_mode.get() and (x * 2.0)._node.value is not None
+        assert observers.get() and (x * 2.0)._node.value is not None
     assert (x * 2.0)._node.value is None

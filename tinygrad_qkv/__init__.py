@@ -12,7 +12,7 @@ from tinygrad_qkv.derivatives import check_grad
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.buffers import free_buffers
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
-from tinygrad_qkv.modes import enable_grad, no_grad, recording
+from tinygrad_qkv.modes import enable_grad, no_grad
 from tinygrad_qkv.ops import (
     abs,
     add,
@@ -138,6 +138,7 @@ from tinygrad_qkv.ops import (
     zeros_like,
 )
 from tinygrad_qkv.random import manual_seed
+from tinygrad_qkv.records import recording
 from tinygrad_qkv.tensor import Tensor
 
 if TYPE_CHECKING:  # `__getattr__` below brings these when the program runs

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tinygrad_qkv.memory import Memory, memory_of, tick
-from tinygrad_qkv.modes import Frame, Line, grad_mode, module_frame, recording_mode, user_line
+from tinygrad_qkv.modes import Frame, grad_mode, module_frame
+from tinygrad_qkv.observers import observers
 from tinygrad_qkv.tensor import Tensor
+
+if TYPE_CHECKING:
+    from tinygrad_qkv.hooks import Hooks
+    from tinygrad_qkv.records import Line
 
 by_number = operator.attrgetter("number")
 _blank = object.__new__
@@ -39,7 +44,7 @@ class Node:
 
     __slots__ = (
         *("number", "op", "shape", "dtype", "requires_grad", "parents", "saved", "pullbacks", "formulas", "frame"),
-        *("output", "memory", "name", "grad", "line", "value", "__weakref__"),
+        *("output", "memory", "name", "grad", "hooks", "line", "value", "cut_from", "__weakref__"),
     )
 
     def __init__(
@@ -61,8 +66,10 @@ class Node:
         self.memory: Memory | None = None
         self.name: str | None = None
         self.grad: Tensor | None = None
-        self.line: Line | None = None  # this and the next only under `recording()`
+        self.hooks: Hooks | None = None
+        self.line: Line | None = None  # this and the next two only under `recording()`
         self.value: np.ndarray | None = None
+        self.cut_from: Node | None = None  # what a leaf without gradients was made from
 
     @property
     def is_leaf(self) -> bool:
@@ -122,16 +129,15 @@ def record(
             nodes.append(node)
         else:
             nodes.append(p)  # a number stands for itself
-    if not tracked or not grad_mode.get():
-        return out
-    if None in nodes:  # constants become leaves
-        nodes = [leaf_node(p) if isinstance(p, Tensor) else p for p in parents]
-    node = out._node = Node(op, y, True, tuple(nodes), saved, pullbacks, formulas, module_frame.get())
-    if saved and saved[0] is OUTPUT:
-        node.output, node.memory = y, out._memory or Memory(out)
-        out._memory = node.memory
-    if recording_mode.get():
-        _keep_values(node, y, parents)
+    if tracked and grad_mode.get():
+        if None in nodes:  # constants become leaves
+            nodes = [leaf_node(p) if isinstance(p, Tensor) else p for p in parents]
+        node = out._node = Node(op, y, True, tuple(nodes), saved, pullbacks, formulas, module_frame.get())
+        if saved and saved[0] is OUTPUT:
+            node.output, node.memory = y, out._memory or Memory(out)
+            out._memory = node.memory
+    for observer in observers.get():
+        observer.op_ran(out, op, parents)
     return out
 
 
@@ -149,15 +155,6 @@ def _owner(array: Any) -> Any:
     while (base := getattr(array, "base", None)) is not None:
         array = base
     return array
-
-
-def _keep_values(node: Node, y: np.ndarray, parents: tuple) -> None:
-    """Under `recording()`: copies of the values (a later in-place step must not change the record) and the line."""
-    node.value = y.copy()
-    node.line = user_line()
-    for p in parents:
-        if isinstance(p, Tensor) and leaf_node(p).is_leaf:
-            leaf_node(p).value = p._data.copy()
 
 
 def ancestry(roots: Iterable[Node]) -> list[Node]:

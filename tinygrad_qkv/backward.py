@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node, recorded_node
+from tinygrad_qkv.hooks import run_hooks
 from tinygrad_qkv.kernels import total
 from tinygrad_qkv.kernels.buffers import empty, is_whole
 from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.memory import Memory
 from tinygrad_qkv.modes import grad_mode, switched
+from tinygrad_qkv.observers import Observer, Part, observers
 from tinygrad_qkv.tensor import Tensor
 
 COPIED_FREELY = 2**10  # elements: a gradient up to this size is copied before anyone asks whether it has to be
@@ -21,16 +23,21 @@ _deposit = fork_safe_lock()  # two threads may add to the gradient of one leaf
 
 
 def backward(
-    tensor: Tensor, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False
+    tensor: Tensor,
+    gradient: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    watch: Observer | None = None,
 ) -> None:
     """Add d tensor / d leaf, times `gradient`, to `.grad` of every leaf that `tensor` was made from.
 
-    See `Tensor.backward`.
+    See `Tensor.backward`. `watch` is told of every rule that runs.
     """
     node, g = _seed(tensor, gradient, "backward()")
     order = _tracked_ancestry([node])
     leaves = {n for n in order if not n.parents}
-    found = _sweep({node: g}, order, leaves, create_graph, retain_graph)
+    found = _sweep({node: g}, order, leaves, create_graph, retain_graph, watch)
     with _deposit, switched(grad_mode, create_graph):
         for leaf, g in found.items():
             leaf.grad = g if leaf.grad is None else leaf.grad + g
@@ -118,7 +125,12 @@ def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
 
 
 def _sweep(
-    seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], create_graph: bool, retain_graph: bool | None
+    seeds: dict[Node, Tensor],
+    order: list[Node],
+    wanted: set[Node],
+    create_graph: bool,
+    retain_graph: bool | None,
+    watch: Observer | None = None,
 ) -> dict[Node, Tensor]:
     """Run the rules along `order` and return the gradients of the `wanted` nodes.
 
@@ -128,12 +140,17 @@ def _sweep(
     retain_graph = create_graph if retain_graph is None else retain_graph
     useful = set(order)
     ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
+    hooked = False
     for node in order:
         if (node.pullbacks is None or node.number < Memory.latest) and node not in ends:
             _check_usable(node)
-    run = _run_on_tensors if create_graph else _run_on_arrays
+        if node.hooks is not None:
+            hooked = True
+    watching = observers.get() if watch is None else (*observers.get(), watch)
     with switched(grad_mode, create_graph), np.errstate(all="ignore"):
-        return run(seeds, order, wanted, ends, retain_graph)
+        if create_graph or hooked or watching:
+            return _run_watched(seeds, order, wanted, ends, retain_graph, create_graph, watching)
+        return _run_on_arrays(seeds, order, wanted, ends, retain_graph)
 
 
 def _check_usable(node: Node) -> None:
@@ -166,8 +183,6 @@ def _run_on_arrays(
     parent: Any
     for node in order:
         g = grads.pop(node)
-        if node.value is not None and node.parents:
-            node.grad = Tensor.wrap(g.copy())
         if node in wanted:
             found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
             if node in ends:
@@ -206,32 +221,70 @@ def _inputs(node: Node, g: np.ndarray) -> tuple:
     return tuple(inputs)
 
 
-def _run_on_tensors(
-    seeds: dict[Node, Tensor], order: list[Node], wanted: set[Node], ends: set[Node], retain_graph: bool
+def _run_watched(
+    seeds: dict[Node, Tensor],
+    order: list[Node],
+    wanted: set[Node],
+    ends: set[Node],
+    retain_graph: bool,
+    on_tensors: bool,
+    watching: tuple[Observer, ...],
 ) -> dict[Node, Tensor]:
-    """The pass under `create_graph`: the rules get Tensors, so that what they compute is recorded."""
+    """The pass with hooks and observers, and under `create_graph`: then the rules get Tensors, and are recorded.
+
+    On arrays it calls the same rules and adds in the same order as the ordinary pass, so it gives the same bits. What
+    the ops saved is freed at the end, so that nothing is lost when a hook or an observer raises.
+    """
     found: dict[Node, Tensor] = {}
-    useful, grads = set(order), dict(seeds)
+    useful = set(order)
+    grads: dict[Node, Any] = {node: g if on_tensors else g._data for node, g in seeds.items() if node in useful}
+    for observer in watching:
+        observer.backward_started(seeds)
     for node in order:
         g = grads.pop(node)
-        if node.value is not None and node.parents:
-            node.grad = g.detach()
+        if node.hooks is not None:
+            g = run_hooks(node, g) if on_tensors else run_hooks(node, Tensor.wrap(g))._data
         if node in wanted:
-            found[node] = g.clone()
+            found[node] = g.clone() if on_tensors else Tensor.wrap(_copy(g))
             if node in ends:
                 continue
-        saved = [Tensor.wrap(np.asarray(node.output), node.memory, node) if s is OUTPUT else s for s in node.saved]
+        inputs = _tensor_inputs(node, g) if on_tensors else _inputs(node, g)
         rules: Any = node.pullbacks
-        parts = None if type(rules) is tuple else rules(g, *saved)
+        values = None if type(rules) is tuple else rules(*inputs)
+        parts = []
         for i, parent in enumerate(node.parents):
             if parent not in useful:
                 continue
-            part = rules[i](g, *saved) if parts is None else parts[i]
-            part = _fit(part if isinstance(part, Tensor) else Tensor.wrap(np.asarray(part)), node, i, parent)
-            grads[parent] = grads[parent] + part if parent in grads else part
-        if not retain_graph:
-            node.saved, node.pullbacks, node.output = (), None, None
+            value = _fit(rules[i](*inputs) if values is None else values[i], node, i, parent)
+            if on_tensors and not isinstance(value, Tensor):
+                value = Tensor.wrap(value)
+            parts.append(Part(i, parent, _array(value), parent not in grads))
+            grads[parent] = _sum(grads[parent], value) if parent in grads else value
+        for observer in watching:
+            observer.rules_ran(node, tuple(map(_array, inputs)), parts)
+    for observer in watching:
+        observer.backward_ended()
+    if not retain_graph:
+        for node in order:
+            if node not in ends:
+                node.saved, node.pullbacks, node.output = (), None, None
     return found
+
+
+def _array(value: Any) -> Any:
+    """The array in a Tensor, anything else as it is."""
+    return value._data if isinstance(value, Tensor) else value
+
+
+def _sum(held: Any, part: Any) -> Any:
+    """Two contributions to one gradient, as arrays or as Tensors."""
+    return held + part if isinstance(held, Tensor) else np.add(held, part, out=empty(part.shape, part.dtype))
+
+
+def _tensor_inputs(node: Node, g: Tensor) -> tuple:
+    """What the rules of a node are called with under `create_graph`."""
+    output = Tensor.wrap(np.asarray(node.output), node.memory, node)
+    return (g, *(output if s is OUTPUT else s for s in node.saved))
 
 
 def _copy(g: np.ndarray) -> np.ndarray:

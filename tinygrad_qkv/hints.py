@@ -54,7 +54,6 @@ class NamesOfPyTorch:
         zero_ = Elsewhere("t[...] = 0, or t.zero_grad() for a gradient")
         numel = Elsewhere("t.size")
         requires_grad_ = Elsewhere("t.requires_grad = True")
-        retain_grad = Elsewhere("`with recording():` around the forward pass")
         to = Elsewhere("t.astype(dtype)")
         type = Elsewhere("t.astype(dtype)")
 

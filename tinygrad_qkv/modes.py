@@ -1,18 +1,15 @@
-"""Switches that hold for the running thread or task only: grad mode, recording, and the module being called."""
+"""Switches that hold for the running thread or task only: grad mode, who looks on, and the module being called."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any, NamedTuple
 
 grad_mode: ContextVar[bool] = ContextVar("grad_mode", default=True)
-recording_mode: ContextVar[bool] = ContextVar("recording_mode", default=False)
 
 
 class Frame(NamedTuple):
@@ -22,16 +19,6 @@ class Frame(NamedTuple):
     kind: str
     parent: Frame | None
     number: int
-
-
-class Line(NamedTuple):
-    """The user's source line that called an op."""
-
-    file: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
 
 
 module_frame: ContextVar[Frame | None] = ContextVar("module_frame", default=None)
@@ -51,25 +38,45 @@ def switched(variable: ContextVar, value: Any) -> Iterator[None]:
         variable.set(former)
 
 
-class _Mode:
-    """A switch that is used as `with mode():`, or as `@mode()` or `@mode` on a function, generator or coroutine."""
+# The switches that are on, with the values that they set back, one stack for each thread and task: the same object may
+# be entered in several at once.
+_entered: ContextVar[tuple[tuple[Mode, Any], ...]] = ContextVar("entered_modes", default=())
 
-    variable: ContextVar[bool]
-    value: bool
+
+class Mode:
+    """A switch that is used as `with mode():`, or as `@mode()` or `@mode` on a function, generator or coroutine.
+
+    A subclass names its context variable, and says what that holds inside, given what it held before.
+    """
+
+    variable: ContextVar[Any]
 
     def __new__(cls, function: Any = None) -> Any:
         """The switch; `@mode` without brackets gives the decorated function itself."""
         return object.__new__(cls) if function is None else cls()(function)
 
-    def __init__(self) -> None:
-        self._former: list[bool] = []
+    def inside(self, former: Any) -> Any:
+        """What the variable holds while the switch is on."""
+        raise NotImplementedError
 
-    def __enter__(self) -> None:
-        self._former.append(self.variable.get())
-        self.variable.set(self.value)
+    def again(self) -> Mode:
+        """Another switch like this one, for one call of a decorated function."""
+        return type(self)()
+
+    def __enter__(self) -> Any:
+        former = self.variable.get()
+        self.variable.set(self.inside(former))
+        _entered.set((*_entered.get(), (self, former)))
 
     def __exit__(self, *exc: object) -> None:
-        self.variable.set(self._former.pop())
+        """Set the former value again; in a context that never entered, where a generator may be closed, nothing."""
+        stack = _entered.get()
+        for i in reversed(range(len(stack))):
+            mode, former = stack[i]
+            if mode is self:
+                self.variable.set(former)
+                _entered.set(stack[:i] + stack[i + 1 :])
+                return
 
     def __call__(self, function: Any) -> Any:
         if not callable(function) or isinstance(function, type):
@@ -81,10 +88,10 @@ class _Mode:
             (inspect.isasyncgenfunction, _wrap_async_generator),
         )
         wrap = next((wrap for is_kind, wrap in kinds if is_kind(function)), _wrap_function)
-        return functools.wraps(function)(wrap(function, type(self)))
+        return functools.wraps(function)(wrap(function, self.again))
 
 
-def _wrap_function(function: Any, mode: type[_Mode]) -> Any:
+def _wrap_function(function: Any, mode: Callable[[], Mode]) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         with mode():
             return function(*args, **kwargs)
@@ -92,7 +99,7 @@ def _wrap_function(function: Any, mode: type[_Mode]) -> Any:
     return call
 
 
-def _wrap_coroutine(function: Any, mode: type[_Mode]) -> Any:
+def _wrap_coroutine(function: Any, mode: Callable[[], Mode]) -> Any:
     async def call(*args: Any, **kwargs: Any) -> Any:
         with mode():
             return await function(*args, **kwargs)
@@ -100,7 +107,7 @@ def _wrap_coroutine(function: Any, mode: type[_Mode]) -> Any:
     return call
 
 
-def _wrap_generator(function: Any, mode: type[_Mode]) -> Any:
+def _wrap_generator(function: Any, mode: Callable[[], Mode]) -> Any:
     """Switch at each resume, so that the code between two items runs in the caller's own mode."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +132,7 @@ def _wrap_generator(function: Any, mode: type[_Mode]) -> Any:
     return call
 
 
-def _wrap_async_generator(function: Any, mode: type[_Mode]) -> Any:
+def _wrap_async_generator(function: Any, mode: Callable[[], Mode]) -> Any:
     """The same for `async def` with `yield`, which has no return value."""
 
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +156,7 @@ def _wrap_async_generator(function: Any, mode: type[_Mode]) -> Any:
     return call
 
 
-class no_grad(_Mode):  # noqa: N801, named like the function it replaces
+class no_grad(Mode):  # noqa: N801, named like the function it replaces
     """Nothing is recorded inside: `with no_grad():`, or `@no_grad()` on a function.
 
     It holds for this thread and this async task only, and ends with an exception too. A decorated generator is
@@ -157,28 +164,16 @@ class no_grad(_Mode):  # noqa: N801, named like the function it replaces
     generator goes on; decorate the generator instead.
     """
 
-    variable, value = grad_mode, False
+    variable = grad_mode
+
+    def inside(self, former: bool) -> bool:
+        return False
 
 
-class enable_grad(_Mode):  # noqa: N801
+class enable_grad(Mode):  # noqa: N801
     """Recording is on inside, also within `no_grad()`."""
 
-    variable, value = grad_mode, True
+    variable = grad_mode
 
-
-class recording(_Mode):  # noqa: N801
-    """Every node recorded inside also keeps its value, its gradient and the user's source line.
-
-    Drawings of values and gradients read this record. The values are copies, so the memory of a forward pass about
-    doubles; off, it costs nothing.
-    """
-
-    variable, value = recording_mode, True
-
-
-def user_line() -> Line | None:
-    """The innermost line of the call stack that lies outside this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("tinygrad_qkv."):
-        frame = frame.f_back
-    return Line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+    def inside(self, former: bool) -> bool:
+        return True

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tinygrad_qkv import autograd, ops
+from tinygrad_qkv.conversions import Conversions
 from tinygrad_qkv.memory import Memory, memory_of
 from tinygrad_qkv.methods import Methods
+from tinygrad_qkv.observers import observers
+
+if TYPE_CHECKING:
+    from tinygrad_qkv.hooks import HookHandle
 
 DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage only), float32, float64
 
@@ -53,7 +59,7 @@ def _list_dtype(found: np.dtype, typed: set[np.dtype]) -> np.dtype:
     return np.dtype(np.int64) if found.kind == "i" and not typed else found
 
 
-class Tensor(Methods):
+class Tensor(Methods, Conversions):
     """An n-dimensional array that can remember how it was made.
 
     `data` is copied: a number, a nested list, an array or a Tensor. `dtype` wins over the data's own. With
@@ -111,7 +117,10 @@ class Tensor(Methods):
 
     @property
     def grad(self) -> Tensor | None:
-        """What backward accumulated (leaves), or what passed through under `recording()` (inner tensors)."""
+        """What backward accumulated (leaves), or what last passed through (inner tensors, where it is kept).
+
+        Inner tensors keep it after `t.retain_grad()` and under `recording()`. See `t.gradient()` for why it is None.
+        """
         return None if self._node is None else self._node.grad
 
     @grad.setter
@@ -161,27 +170,6 @@ class Tensor(Methods):
     def name(self, value: str | None) -> None:
         autograd.leaf_node(self).name = value
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._data.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self._data.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self._data.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements, as in NumPy."""
-        return self._data.size
-
-    @property
-    def nbytes(self) -> int:
-        return self._data.nbytes
-
     # ---- the tape
 
     def backward(self, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False) -> None:
@@ -196,10 +184,39 @@ class Tensor(Methods):
 
         backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
 
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
+        """Call `hook(g)` with the whole gradient of this tensor, in every backward pass that reaches it.
+
+        It returns None, or the gradient that goes on in place of g. Several hooks run in the order in which they came.
+        The handle takes the hook away: `handle.remove()`, or as a `with` block.
+        """
+        from tinygrad_qkv.hooks import HookHandle, hooks_of
+
+        node = autograd.recorded_node(self, "register_hook()")
+        return HookHandle(hooks_of(node).functions, hook)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of this inner tensor in `.grad`: that of the last backward pass, after its hooks."""
+        from tinygrad_qkv.hooks import hooks_of
+
+        node = autograd.recorded_node(self, "retain_grad()")
+        if not node.is_leaf:  # leaves keep theirs anyway
+            hooks_of(node).keep = True
+
+    def gradient(self) -> Tensor:
+        """`.grad`, or RuntimeError that says why it is None."""
+        if self.grad is None:
+            from tinygrad_qkv.missing_gradient import why_no_gradient
+
+            raise RuntimeError(why_no_gradient(self))
+        return self.grad
+
     def detach(self) -> Tensor:
         """The same values without history; memory is shared."""
         view = Tensor.wrap(self._data)
         memory_of(self).share(view)
+        for observer in observers.get():
+            observer.op_ran(view, "detach", (self,))
         return view
 
     def clone(self) -> Tensor:
@@ -210,33 +227,11 @@ class Tensor(Methods):
         """Forget the gradient: `.grad` is None again."""
         self.grad = None
 
-    # ---- to and from Python and NumPy
-
-    def numpy(self) -> np.ndarray:
-        """A read-only view of the values."""
-        view = self._data.view()
-        view.flags.writeable = False
-        return view
-
-    def item(self) -> bool | int | float:
-        """The one value of a tensor of size 1, as a Python number."""
-        if self.size != 1:
-            raise ValueError(f"item() needs a tensor of one element, got shape {self.shape}; use tolist() or numpy()")
-        return self._data.item()
-
-    def tolist(self) -> Any:
-        return self._data.tolist()
+    # ---- to and from NumPy; see also conversions.py
 
     def astype(self, dtype: Any) -> Tensor:
         """A copy of another dtype; gradients flow between float32 and float64."""
         return ops.astype(self, dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy or (dtype is not None and np.dtype(dtype) != self.dtype):
-            if copy is False:
-                raise ValueError(f"np.asarray(t, copy=False): {self.dtype} to {np.dtype(dtype)} needs a copy")
-            return np.array(self._data, dtype=dtype)
-        return self.numpy()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return ops.protocol.call_ufunc(ufunc, method, inputs, kwargs)
@@ -271,39 +266,10 @@ class Tensor(Methods):
             )
         return f"Tensor({', '.join(parts)})"
 
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec else str(self)
-
-    def __bool__(self) -> bool:
-        if self.size != 1:
-            raise ValueError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
-        return bool(self._data.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __index__(self) -> int:
-        if self.dtype.kind not in "iu" or self.size != 1:
-            raise TypeError(
-                f"only an integer tensor of one element is an index, got {self.dtype} of shape {self.shape}"
-            )
-        return int(self._data.item())
-
-    def __len__(self) -> int:
-        if self.ndim == 0:
-            raise TypeError("len() of a 0-d tensor")
-        return self.shape[0]
-
     def __iter__(self) -> Any:
         if self.ndim == 0:
             raise TypeError("iteration over a 0-d tensor; use .item()")
         return (self[i] for i in range(self.shape[0]))
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(np.any(self._data == (value._data if isinstance(value, Tensor) else value)))
 
     __hash__ = object.__hash__  # by identity: == compares element by element
 
