@@ -4,6 +4,7 @@ Everything that numba calls private stays in this file and in compile.py.
 """
 
 import hashlib
+import io
 import os
 import pickle
 import struct
@@ -17,6 +18,7 @@ import llvmlite
 import numba
 import numpy as np
 from numba.core.caching import FunctionCache
+from numba.core.environment import Environment, _rebuild_env, lookup_environment
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps as _dumps
 
@@ -134,7 +136,7 @@ class _OverloadFiles:
             contents = self._path(key).read_bytes()
         except OSError:
             return None
-        return pickle.loads(contents[40:]) if self._fits(key, contents) else None
+        return _Unpickler(io.BytesIO(contents[40:])).load() if self._fits(key, contents) else None
 
     def stored(self, key: Any) -> Stored | None:
         """What the file says of itself, or None where there is none."""
@@ -166,3 +168,27 @@ class _OverloadFiles:
 
     def _digest(self, key: Any, data: bytes) -> bytes:
         return hashlib.sha256(self._stamp + repr(key).encode() + data).digest()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes numba's objects again, without importing for each function the file that it came from.
+
+    Only a compilation needs those: numba's own np.finfo comes from a file that imports SciPy's linear algebra, which
+    took 0.12 s of the 0.66 s of a fresh process with a first gradient, and 0.05 s more at its end.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return _environment if found is _rebuild_env else found
+
+
+def _environment(module: str, constants: list[Any], name: str) -> Environment:
+    """What numba keeps beside a function: constants, and the globals, which code that needs no Python never reads."""
+    found = lookup_environment(name)
+    if found is None:
+        loaded = sys.modules.get(module)
+        found = Environment({"__name__": module} if loaded is None else vars(loaded))
+        found.consts[:] = constants
+        found.env_name = name
+        Environment._memo[name] = found
+    return found
