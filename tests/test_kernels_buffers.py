@@ -11,7 +11,7 @@ import pytest
 
 from tinygrad_qkv import Tensor
 from tinygrad_qkv.kernels import buffers
-from tinygrad_qkv.kernels.buffers import empty, free_buffers, is_whole
+from tinygrad_qkv.kernels.buffers import empty, empty_lines, free_buffers, is_whole, streamed
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 SHAPE = 521, 1031  # 2.1 MB in float32
@@ -42,6 +42,22 @@ def test_an_array_is_as_np_empty_makes_it(shape, dtype):
 def test_large_arrays_start_a_cache_line():
     arrays = [empty((2**18 + i,), FLOAT32) for i in range(5)]
     assert [address(array) % 64 for array in arrays] == [0] * 5
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (7, 13)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_small_arrays_may_start_a_cache_line_too(shape, dtype):
+    array = empty_lines(shape, np.dtype(dtype))
+    assert array.shape == shape and array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable
+    assert not array.size or address(array) % 64 == 0
+
+
+def test_large_results_of_whole_lines_are_streamed(monkeypatch):
+    monkeypatch.setattr(buffers, "STREAM_FROM", 3 * 128)
+    assert streamed(empty_lines((3, 32), np.dtype(np.float32)))
+    assert not streamed(empty_lines((2, 32), np.dtype(np.float32)))
+    assert not streamed(empty_lines((13, 31), np.dtype(np.float32)))
+    assert not streamed(empty_lines((4 * 32 + 1,), np.dtype(np.float32))[1:].reshape(4, 32))
 
 
 def test_a_buffer_is_used_again_when_the_last_view_is_gone():

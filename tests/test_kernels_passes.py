@@ -4,7 +4,8 @@ import numba
 import numpy as np
 import pytest
 
-from tinygrad_qkv.kernels.passes import row_pass, short_blocks, short_rows
+from tinygrad_qkv.kernels.buffers import empty_lines
+from tinygrad_qkv.kernels.passes import end_of_stream, row_pass, short_blocks, short_rows
 
 RNG = np.random.default_rng(6)
 DTYPES = [np.float32, np.float64]
@@ -43,6 +44,28 @@ def test_stores_and_folds_of_every_length(width, dtype):
         assert top == (x * y).max()
         exact = np.maximum(x, y).astype(np.longdouble)
         assert abs(total - exact.sum()) <= 4 * eps * abs(exact).sum()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_streamed_has_the_same_bits(width, dtype):
+    @row_pass(into=2, vector_bytes=width, streams=True)
+    def formula(x, y):
+        return x * y, y - x
+
+    @compiled
+    def run(x, y, first, second, stream):
+        formula(x, y, first, second, stream)
+        end_of_stream(stream)
+
+    for n in LENGTHS:
+        x, y = RNG.standard_normal((2, n)).astype(dtype)
+        for stream in (False, True):
+            first, second = empty_lines((n + 5,), np.dtype(dtype)), np.full(n + 5, 7, dtype)
+            first[:] = 7
+            run(x, y, first[:n], second[:n], stream)
+            np.testing.assert_array_equal(first, np.append(x * y, np.full(5, 7)).astype(dtype))
+            np.testing.assert_array_equal(second, np.append(y - x, np.full(5, 7)).astype(dtype))
 
 
 def test_an_input_may_be_written_and_nothing_folds_to_nothing():

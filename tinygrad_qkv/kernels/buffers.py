@@ -19,6 +19,7 @@ import numpy as np
 
 SMALLEST = 2**20  # bytes: below, malloc reuses its own memory
 LIMIT = 2**29  # bytes that wait for use at most; what comes back beyond them goes to the system
+STREAM_FROM = 2**24  # bytes of a result: half of the last cache here, see `streamed`
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -107,6 +108,27 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     step = 2 ** (size.bit_length() - 3)  # four steps from one power of two to the next: sizes meet again more often
     room = -(-size // step) * step + ALIGNMENT
     return np.asarray(_Loan(_pool.take(room), shape, dtype))
+
+
+def empty_lines(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array with arbitrary contents that starts on a cache line, as one of any size from `empty` need not.
+
+    A register that is read across two lines costs two reads: layer norm's pullback takes half as long again.
+    """
+    buffer = np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % ALIGNMENT
+    return buffer[start : buffer.size - ALIGNMENT + start].view(dtype).reshape(shape)
+
+
+def streamed(result: np.ndarray) -> bool:
+    """Whether a kernel writes a result past the caches to memory: a large one, whose rows are whole cache lines.
+
+    An ordinary write first reads the line that it changes, and drives others out of the caches. Measured on layer norm,
+    forward and backward, two cores with 32 MB of cache: from 16 MB on 1.2 times as fast, in a chain of three too 1.1
+    times; at 4 MB it would be 0.9 and 0.7 times.
+    """
+    whole = not (result.shape[-1] * result.itemsize % ALIGNMENT)
+    return result.nbytes >= STREAM_FROM and whole and not result.__array_interface__["data"][0] % ALIGNMENT
 
 
 def is_whole(array: np.ndarray) -> bool:

@@ -7,10 +7,10 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit, two_axes
-from tinygrad_qkv.kernels.buffers import empty
+from tinygrad_qkv.kernels.buffers import empty, empty_lines, streamed
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
-from tinygrad_qkv.kernels.passes import row_pass
-from tinygrad_qkv.kernels.rows import row_sum, rows_per_block
+from tinygrad_qkv.kernels.passes import end_of_stream, row_pass
+from tinygrad_qkv.kernels.rows import MOST_BLOCKS, row_sum, rows_per_block
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 
@@ -28,7 +28,8 @@ def layer_norm(
     shapes_fit("layer_norm", weight=(weight, x.shape[1:]), bias=(bias, x.shape[1:]))
     y, mean, rstd = empty(x.shape, x.dtype), np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
     if len(x):
-        _normalise(x, weight, bias, eps, y, mean, rstd, parallel=x.size >= PARALLEL_FROM["layer_norm"])
+        step, parallel = -(-len(x) // MOST_BLOCKS), x.size >= PARALLEL_FROM["layer_norm"]
+        _normalise(x, weight, bias, eps, step, y, mean, rstd, streamed(y), parallel=parallel)
     return y, mean, rstd
 
 
@@ -47,32 +48,41 @@ def layer_norm_pullback(
     rows, width = x.shape
     shapes_fit(name, g=(g, x.shape), weight=(weight, (width,)), mean=(mean, (rows,)), rstd=(rstd, (rows,)))
     step = rows_per_block(rows)
-    dx, sums = empty(x.shape, x.dtype), np.zeros((2, -(-rows // step), width), x.dtype)
+    dx, sums = empty(x.shape, x.dtype), empty_lines((2, -(-rows // step), width), x.dtype)
+    sums[:] = 0
     if x.size:
-        _gradients(x, g, weight, mean, rstd, step, dx, sums, parallel=x.size >= PARALLEL_FROM["layer_norm"])
+        _gradients(
+            x, g, weight, mean, rstd, step, dx, sums, streamed(dx), parallel=x.size >= PARALLEL_FROM["layer_norm"]
+        )
     dweight, dbias = sums.sum(1)
     return dx, dweight, dbias
 
 
 def _normalise_types(scalar: types.Type) -> tuple[types.Type, ...]:
     vector, column = array_in(scalar, 1), array_out(scalar, 1)
-    return array_in(scalar, 2), vector, vector, scalar, array_out(scalar, 2), column, column
+    return array_in(scalar, 2), vector, vector, scalar, types.intp, array_out(scalar, 2), column, column, types.boolean
 
 
 @kernel(arguments=_normalise_types)
-def _normalise(x, weight, bias, eps, y, mean, rstd):
-    """Three passes over each row while it is in the cache: sum, moments about that mean, output."""
-    width = x.dtype.type(x.shape[1])
-    one = x.dtype.type(1)
-    for n in prange(x.shape[0]):
-        rough = row_sum(x[n]) / width
-        # The rounded mean is off by a little; what the differences to it sum to corrects mean and variance.
-        first, second = _moments(x[n], rough)
-        rest = first / width
-        variance = max(second / width - rest * rest, x.dtype.type(0))
-        mean[n] = rough + rest
-        rstd[n] = one / x.dtype.type(math.sqrt(variance + eps))
-        _affine(x[n], mean[n], rstd[n], weight, bias, y[n])
+def _normalise(x, weight, bias, eps, step, y, mean, rstd, stream):
+    """For each block of `step` rows, in parallel: three passes over a row while it is in the cache."""
+    for block in prange((x.shape[0] + step - 1) // step):
+        for n in range(block * step, min(block * step + step, x.shape[0])):
+            mean[n], rstd[n] = _statistics(x[n], eps)
+            _affine(x[n], mean[n], rstd[n], weight, bias, y[n], stream)
+        end_of_stream(stream)
+
+
+@kernel
+def _statistics(x, eps):
+    """Mean of a row and 1 / sqrt(variance + eps)."""
+    width, one = x.dtype.type(x.shape[0]), x.dtype.type(1)
+    rough = row_sum(x) / width
+    # The rounded mean is off by a little; what the differences to it sum to corrects mean and variance.
+    first, second = _moments(x, rough)
+    rest = first / width
+    variance = max(second / width - rest * rest, x.dtype.type(0))
+    return rough + rest, one / x.dtype.type(math.sqrt(variance + eps))
 
 
 @row_pass(folds=(np.add, np.add))
@@ -82,18 +92,18 @@ def _moments(x, centre):
     return d, d * d
 
 
-@row_pass(into=1)
+@row_pass(into=1, streams=True)
 def _affine(x, mean, rstd, weight, bias):
     return (x - mean) * rstd * weight + bias
 
 
 def _gradient_types(scalar: types.Type) -> tuple[types.Type, ...]:
     matrix, vector = array_in(scalar, 2), array_in(scalar, 1)
-    return matrix, matrix, vector, vector, vector, types.intp, array_out(scalar, 2), array_out(scalar, 3)
+    return matrix, matrix, vector, vector, vector, types.intp, array_out(scalar, 2), array_out(scalar, 3), types.boolean
 
 
 @kernel(arguments=_gradient_types)
-def _gradients(x, g, weight, mean, rstd, step, dx, sums):
+def _gradients(x, g, weight, mean, rstd, step, dx, sums, stream):
     """For each block of `step` rows, in parallel: dx, and the block's part of dweight (sums[0]) and dbias (sums[1])."""
     width = x.dtype.type(x.shape[1])
     for block in prange(sums.shape[1]):
@@ -101,7 +111,10 @@ def _gradients(x, g, weight, mean, rstd, step, dx, sums):
         for n in range(block * step, min(block * step + step, x.shape[0])):
             first, second = _weighted_moments(x[n], g[n], weight, mean[n], rstd[n])
             first, second = first / width, second / width
-            _row_gradients(x[n], g[n], weight, mean[n], rstd[n], first, second, dweight, dbias, dx[n], dweight, dbias)
+            _row_gradients(
+                x[n], g[n], weight, mean[n], rstd[n], first, second, dweight, dbias, dx[n], dweight, dbias, stream
+            )
+        end_of_stream(stream)
 
 
 @row_pass(folds=(np.add, np.add))
@@ -111,7 +124,7 @@ def _weighted_moments(x, g, weight, mean, rstd):
     return h, h * ((x - mean) * rstd)
 
 
-@row_pass(into=3)
+@row_pass(into=3, streams=True)
 def _row_gradients(x, g, weight, mean, rstd, first, second, dweight, dbias):
     """dx, dweight and dbias with the row's part."""
     xhat = (x - mean) * rstd

@@ -33,19 +33,27 @@ BLOCK = 8  # registers of a block of short rows
 SHORT = 2 * VECTOR_BYTES  # bytes of the longest row that `short_rows` takes: longer ones gain nothing by it
 
 
-def row_pass(into: int = 0, folds: tuple[np.ufunc, ...] = (), vector_bytes: int = VECTOR_BYTES) -> Callable[..., Any]:
+def row_pass(
+    into: int = 0, folds: tuple[np.ufunc, ...] = (), vector_bytes: int = VECTOR_BYTES, streams: bool = False
+) -> Callable[..., Any]:
     """Decorate a formula over rows and numbers, the first a row, that is applied to every element.
 
     The formula returns `into` values to store, in rows that the pass takes as further arguments at the end (an input
     may be among them), and one value for each fold, np.add or np.maximum, which the pass returns folded over the row.
     Folds run in lanes and end in a tree, so their order depends on the length alone. np.maximum passes over NaN, and
     of no elements it is -inf.
+
+    With `streams` the pass takes one more argument, the last: where `buffers.streamed(array)` of the whole result is
+    true, the first row to store goes past the caches. Whoever runs such passes calls `end_of_stream` after the last.
     """
 
     def make(formula):
         if not JIT:
-            return _in_numpy(formula, into, folds)
-        return _intrinsic(formula, into, len(folds), vector_bytes, lambda given: _long(given, formula, folds))
+            run = _in_numpy(formula, into, folds)
+            return (lambda *arguments: run(*arguments[:-1])) if streams else run
+        emit = _long_or_streamed if streams else _long
+        last = {"stream": types.boolean} if streams else {}
+        return _intrinsic(formula, into, len(folds), vector_bytes, lambda given: emit(given, formula, folds), **last)
 
     return make
 
@@ -62,7 +70,7 @@ def short_rows(into: int = 1, vector_bytes: int = VECTOR_BYTES) -> Callable[...,
         if not JIT:
             run = _in_numpy(formula, into, ())
             return lambda *arguments: run(*arguments[:-1])
-        return _intrinsic(formula, into, 0, vector_bytes, lambda given: _short(given, formula), "block")
+        return _intrinsic(formula, into, 0, vector_bytes, lambda given: _short(given, formula), block=types.intp)
 
     return make
 
@@ -72,6 +80,21 @@ def short_blocks(x):
     """How many blocks of short rows x (rows, n) makes."""
     rows = BLOCK if x.shape[1] * x.itemsize <= VECTOR_BYTES else BLOCK // 2
     return (x.shape[0] + rows - 1) // rows
+
+
+@intrinsic
+def _end_of_stream(typingctx, stream):
+    def codegen(context, builder, sig, args):
+        with builder.if_then(args[0]):
+            builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(types.boolean), codegen
+
+
+# Makes what this thread has streamed visible to others, where its argument is true. After every row of 4 KB it would
+# take a sixth of layer norm's time, so it comes after many.
+end_of_stream: Any = _end_of_stream if JIT else lambda stream: None
 
 
 def _values(formula: Callable[..., Any], arguments: Any) -> tuple:
@@ -94,7 +117,7 @@ def _in_numpy(formula: Callable[..., Any], into: int, folds: tuple[np.ufunc, ...
 
 
 def _intrinsic(
-    formula: Callable[..., Any], into: int, folds: int, vector_bytes: int, emit: Callable[..., Any], *last: str
+    formula: Callable[..., Any], into: int, folds: int, vector_bytes: int, emit: Callable[..., Any], **last: types.Type
 ) -> Any:
     """A function for kernels to call: of the formula's arguments, the outputs and `last`, it gives `folds` numbers."""
 
@@ -102,8 +125,7 @@ def _intrinsic(
         scalar = arguments[0].dtype
         result = scalar if folds == 1 else types.UniTuple(scalar, folds)
         takes = [x if isinstance(x, types.Array) else scalar for x in arguments]
-        if last:
-            takes[-1] = types.intp
+        takes[len(takes) - len(last) :] = last.values()
 
         def codegen(context, builder, sig, args):
             pairs = list(zip(sig.args, args, strict=True))
@@ -132,11 +154,13 @@ class _Arguments:
     def _prepared(self, context, kind: types.Type, value):
         if isinstance(kind, types.Array):
             return context.make_array(kind)(context, self.builder, value).data
-        if kind == types.intp:
+        if kind in (types.intp, types.boolean):
             return value
         return Vector(self.builder, [spread(self.builder, value, self.register)])
 
-    def apply(self, formula: Callable[..., Any], starts: list, masks: list | None = None, rows: int = 1) -> tuple:
+    def apply(
+        self, formula: Callable[..., Any], starts: list, masks: list | None = None, rows: int = 1, stream: bool = False
+    ) -> tuple:
         """Run the formula on the registers that start at these elements; store what is stored, return the others."""
         inputs = len(self.arguments) - self.into
         mask = masks or [None] * len(starts)
@@ -148,19 +172,30 @@ class _Arguments:
 
         given = [x if isinstance(x, Vector) else loaded(x) for x in self.arguments[:inputs]]
         values = _values(formula, given)
-        for pointer, value in zip(self.arguments[inputs:], values[: self.into], strict=True):
+        for number, (pointer, value) in enumerate(zip(self.arguments[inputs:], values[: self.into], strict=True)):
             for start, register, m in zip(starts, value.registers, mask, strict=True):
-                store(self.builder, register, self.builder.gep(pointer, [start]), m)
+                store(self.builder, register, self.builder.gep(pointer, [start]), m, stream and number == 0)
         return values[self.into :]
 
 
-def _long(given: _Arguments, formula: Callable[..., Any], folds: tuple[np.ufunc, ...]) -> list:
+def _long_or_streamed(given: _Arguments, formula: Callable[..., Any], folds: tuple[np.ufunc, ...]) -> list:
+    """The loops twice, of which the last argument chooses; passes that stream have no folds."""
+    assert not folds
+    with given.builder.if_else(given.arguments.pop()) as (streamed, ordinary):
+        with streamed:
+            _long(given, formula, folds, stream=True)
+        with ordinary:
+            _long(given, formula, folds)
+    return []
+
+
+def _long(given: _Arguments, formula: Callable[..., Any], folds: tuple[np.ufunc, ...], stream: bool = False) -> list:
     """The loops: UNROLL registers at a time, then one at a time, then the last lanes behind a mask. Gives the folds."""
     builder, lanes, (length,) = given.builder, given.register.count, given.shape
     sums = [[_variable(given, fold) for _ in range(UNROLL)] for fold in folds]
 
     def apply(starts: list, masks: list | None = None) -> None:
-        values = given.apply(formula, starts, masks)
+        values = given.apply(formula, starts, masks, stream=stream)
         for fold, total, value in zip(folds, sums, values, strict=True):
             for x, place in zip(value.folded(fold), total, strict=False):
                 builder.store(FUNCTIONS[fold](builder, x, builder.load(place)), place)

@@ -98,11 +98,18 @@ def load(builder, place, kind: ir.VectorType, mask=None):
     return _masked(builder, "load", kind, kind, [place, ir.IntType(32)(itemsize_of(kind)), mask, constant(kind, 0.0)])
 
 
-def store(builder, value, place, mask=None) -> None:
-    """Write the vector to `place`, any pointer to its first lane; lanes outside the mask are not touched."""
+def store(builder, value, place, mask=None, stream: bool = False) -> None:
+    """Write the vector to `place`, any pointer to its first lane; lanes outside the mask are not touched.
+
+    With `stream` it goes past the caches to memory, and `place` is a multiple of the vector's size. Other threads are
+    sure to see it only after a fence.
+    """
     kind = value.type
     place = builder.bitcast(place, kind.as_pointer())
-    if mask is None:
+    if stream and mask is None:
+        written = builder.store(value, place, align=kind.count * itemsize_of(kind))
+        written.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+    elif mask is None:
         builder.store(value, place, align=itemsize_of(kind))
     else:
         _masked(builder, "store", kind, ir.VoidType(), [value, place, ir.IntType(32)(itemsize_of(kind)), mask])
