@@ -224,18 +224,21 @@ def _variable(given: _Arguments, fold: np.ufunc):
 
 
 def _short(given: _Arguments, formula: Callable[..., Any]) -> list:
-    """A block of BLOCK registers: as many rows of one, or half as many of two."""
+    """A block of BLOCK registers: as many rows of one, or half as many of two.
+
+    A block that reaches beyond the last row does that one again, in place of masks of its own for each row.
+    """
     builder, lanes, block, (rows, length) = given.builder, given.register.count, given.arguments.pop(), given.shape
+    last = builder.sub(rows, index(1))
 
     def apply(each: int) -> None:
-        starts, masks = [], []
+        masks = [below(builder, builder.sub(length, index(u * lanes)), given.register) for u in range(each)]
+        starts = []
         for r in range(BLOCK // each):
             row = builder.add(builder.mul(block, index(BLOCK // each)), index(r))
-            inside = builder.select(builder.icmp_signed("<", row, rows), length, index(0))
-            for u in range(each):
-                starts.append(builder.add(builder.mul(row, length), index(u * lanes)))
-                masks.append(below(builder, builder.sub(inside, index(u * lanes)), given.register))
-        given.apply(formula, starts, masks, BLOCK // each)
+            start = builder.mul(builder.select(builder.icmp_signed("<", row, last), row, last), length)
+            starts.extend(builder.add(start, index(u * lanes)) for u in range(each))
+        given.apply(formula, starts, masks * (BLOCK // each), BLOCK // each)
 
     with builder.if_else(builder.icmp_signed("<=", length, index(lanes))) as (one, two):
         with one:
