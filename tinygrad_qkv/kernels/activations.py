@@ -13,8 +13,8 @@ from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-    """y = x where x > 0, else 0; NaN stays. On one thread NumPy is as fast as a kernel."""
-    return np.maximum(x, 0) if x.size < PARALLEL_FROM["elementwise"] else over_elements(_relu, x)
+    """y = x where x > 0, else 0; NaN stays."""
+    return np.maximum(x, 0) if x.size < PARALLEL_FROM["relu"] else over_elements(_relu, x)
 
 
 def relu_pullback(g: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ PARALLEL_FROM = {
     "elementwise": 2**16,  # elements
     "select": 2**13,  # elements of the mask; fewer go to NumPy
     "reductions": 2**15,  # elements; fewer go to NumPy
+    "relu": 2**12,  # elements; fewer go to NumPy, which takes 7 times a kernel's time at 2**16
     "tanh": 2**12,  # elements; fewer go to NumPy
     "adam": 2**16,  # elements
     "dropout": 2**15,  # elements
