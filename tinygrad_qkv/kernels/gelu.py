@@ -12,9 +12,8 @@ from numba import prange
 from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.elementwise import binary, over_elements, piece, stretches, unary
 from tinygrad_qkv.kernels.passes import row_pass
-from tinygrad_qkv.kernels.vectors import mills
+from tinygrad_qkv.kernels.vectors import density, mills
 
-TOP_DENSITY = 1 / math.sqrt(2 * math.pi)
 SQRT_8_BY_PI = math.sqrt(8 / math.pi)
 CUBE = SQRT_8_BY_PI * 0.044715
 
@@ -45,9 +44,9 @@ def gelu_tanh_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _normal(x):
     """Phi(x) and phi(x)."""
-    density = np.exp(-0.5 * x * x) * TOP_DENSITY
-    tail = density * mills(x)
-    return np.where(x < 0, tail, 1 - tail), density
+    height = density(x)
+    tail = height * mills(x)
+    return np.where(x < 0, tail, 1 - tail), height
 
 
 @kernel(arguments=unary)
@@ -70,8 +69,8 @@ def _gelu_pullback(x, g, dx):
 
 @row_pass(into=1)
 def _gelu_pullback_stretch(x, g):
-    cdf, density = _normal(x)
-    return g * (cdf + np.where(density <= 0, 0, x * density))  # where the density is 0, x may be infinite
+    cdf, height = _normal(x)
+    return g * (cdf + np.where(height <= 0, 0, x * height))  # where the density is 0, x may be infinite
 
 
 @kernel(arguments=unary)

@@ -1,5 +1,6 @@
 """Scalar functions in LLVM IR that a loop around them turns into vector instructions, as a call into libm does not."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ class _Numbers(NamedTuple):
     erf_large: tuple[float, ...]  # log(1 - erf(x)) in powers of x - 2, for erf_switch <= x <= erf_top
     tanh_top: float  # from here on tanh is 1
     log1p: tuple[float, ...]  # log((1 + s) / (1 - s)) / s in powers of s^2, for 0 <= s <= 1 / 3
-    mills_top: float  # from here on exp(-x^2 / 2) is 0
+    normal_top: float  # exp(-x^2 / 2) is below the smallest normal number, or 0: an exponent's bits are 0 here
     mills_fold: float
     mills: tuple[float, ...]  # Mills' ratio times (fold + x), in powers of (fold - x) / (fold + x)
 
@@ -53,7 +54,7 @@ _SINGLE = _Numbers(
     ),
     tanh_top=10.0,
     log1p=(2.000000007681759, 0.6666632164137777, 0.40024595230703747, 0.27965157745197267, 0.2815777836310908),
-    mills_top=13.25,
+    normal_top=13.2,
     mills_fold=3.5,
     mills=(
         *(1.86597439215023, 1.417653167689172, 0.7906524155347583, 0.29089938143286714),
@@ -98,7 +99,7 @@ _DOUBLE = _Numbers(
         *(0.18181817852181228, 0.15384628221264643, 0.13332999520385172, 0.11770618555248309),
         *(0.10454947515530863, 0.10098185468634059, 0.0578540899766765, 0.1607256613467827),
     ),
-    mills_top=38.6,
+    normal_top=37.635,
     mills_fold=4.0,
     mills=(
         *(1.8932190633084856, 1.5237709108199804, 0.9704095548675623, 0.4675409629986626),
@@ -249,13 +250,37 @@ def log1p_of(builder, x):
     return builder.fmul(s, _polynomial(builder, builder.fmul(s, s), _numbers(x.type).log1p))
 
 
+def _size_below(builder, x, top: float):
+    """|x| or `top` where that is smaller; NaN stays."""
+    size, most = absolute_of(builder, x), constant(x.type, top)
+    return builder.select(builder.fcmp_ordered(">", size, most), most, size)
+
+
+def density_of(builder, x):
+    """exp(-x^2 / 2) / sqrt(2 pi), the normal distribution's density, of a scalar or a vector.
+
+    As exp_of, with n = round(-x^2 / (2 ln 2)), and the polynomial in t = x^2 + 2 n ln 2 = -2r. Relative error below
+    2 + 0.5 * x^2 units in the last place; 0 from where it is below the smallest normal number.
+    """
+    real, integer, numbers = x.type, _integer(x.type), _numbers(x.type)
+    size = _size_below(builder, x, numbers.normal_top)
+    square = builder.fmul(size, size)
+    magic = constant(real, 1.5 * 2.0**numbers.mantissa + numbers.bias - 1)
+    shifted = multiply_add(builder, square, constant(real, -0.5 / math.log(2)), magic)
+    t = multiply_add(builder, builder.fsub(shifted, magic), constant(real, 2 * math.log(2)), square)
+    power = builder.shl(builder.bitcast(shifted, integer), constant(integer, numbers.mantissa))
+    top = 2 / math.sqrt(2 * math.pi)
+    polynomial = _polynomial(builder, t, [top * c * (-0.5) ** k for k, c in enumerate(numbers.exp)])
+    return builder.fmul(polynomial, builder.bitcast(power, real))
+
+
 def mills_of(builder, x):
     """Mills' ratio of |x|: the normal distribution's tail beyond |x| divided by its density there.
 
     Of a scalar or a vector, within six units in the last place; from where the density is 0, the ratio stays.
     """
     numbers = _numbers(x.type)
-    size, _ = _limited(builder, x, numbers.mills_top)
+    size = _size_below(builder, x, numbers.normal_top)
     fold = constant(size.type, numbers.mills_fold)
     share = builder.fdiv(constant(size.type, 1.0), builder.fadd(fold, size))
     folded = builder.fmul(builder.fsub(fold, size), share)

@@ -15,6 +15,7 @@ from llvmlite import ir
 
 from tinygrad_qkv.kernels.scalars import (
     absolute_of,
+    density_of,
     erf_of,
     exp_of,
     log1p_of,
@@ -42,6 +43,7 @@ def _plain_mills(x: float) -> float:
 
 # Functions that NumPy lacks, for formulas; what they do to arrays is for NUMBA_DISABLE_JIT, and gives objects.
 erf = np.frompyfunc(math.erf, 1, 1)
+density = np.frompyfunc(lambda x: math.exp(-x * x / 2) / math.sqrt(2 * math.pi), 1, 1)  # the normal distribution's
 mills = np.frompyfunc(_plain_mills, 1, 1)  # Mills' ratio of |x|
 
 FUNCTIONS: dict[np.ufunc, Callable[..., Any]] = {
@@ -56,6 +58,7 @@ FUNCTIONS: dict[np.ufunc, Callable[..., Any]] = {
     np.log1p: log1p_of,  # from 0 to 1
     np.tanh: tanh_of,
     erf: erf_of,
+    density: density_of,
     mills: mills_of,
     np.negative: lambda builder, x: builder.fneg(x),
     np.absolute: absolute_of,
