@@ -120,17 +120,19 @@ def record(
     if y.base is not None:
         _share_memory(out, parents)
     nodes: list[Any] = []
-    tracked = False
+    needed, known = False, True
     for p in parents:
         if isinstance(p, Tensor):
             node = p._node
-            if node is not None and node.requires_grad:
-                tracked = True
+            if node is None:
+                known = False
+            elif node.requires_grad:
+                needed = True
             nodes.append(node)
         else:
             nodes.append(p)  # a number stands for itself
-    if tracked and grad_mode.get():
-        if None in nodes:  # constants become leaves
+    if needed and grad_mode.get():
+        if not known:  # constants become leaves
             nodes = [leaf_node(p) if isinstance(p, Tensor) else p for p in parents]
         node = out._node = Node(op, y, True, tuple(nodes), saved, pullbacks, formulas, module_frame.get())
         if saved and saved[0] is OUTPUT:

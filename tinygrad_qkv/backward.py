@@ -140,9 +140,9 @@ def _sweep(
     retain_graph = create_graph if retain_graph is None else retain_graph
     useful = set(order)
     ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
-    hooked = False
+    hooked, written = False, Memory.latest
     for node in order:
-        if (node.pullbacks is None or node.number < Memory.latest) and node not in ends:
+        if (node.pullbacks is None or node.number < written) and node not in ends:
             _check_usable(node)
         if node.hooks is not None:
             hooked = True
@@ -187,7 +187,7 @@ def _run_on_arrays(
             found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
             if node in ends:
                 continue
-        inputs = _inputs(node, g) if node.saved else (g,)
+        inputs = _inputs(node, g) if node.saved else [g]
         rules: Any = node.pullbacks
         parts = None if type(rules) is tuple else rules(*inputs)
         for i, parent in enumerate(node.parents):
@@ -213,12 +213,12 @@ def _run_on_arrays(
     return found
 
 
-def _inputs(node: Node, g: np.ndarray) -> tuple:
+def _inputs(node: Node, g: np.ndarray) -> list[Any]:
     """What the rules of a node are called with in an ordinary pass."""
     inputs: list[Any] = [g]
     for s in node.saved:
         inputs.append(s._data if isinstance(s, Tensor) else node.output if s is OUTPUT else s)
-    return tuple(inputs)
+    return inputs
 
 
 def _run_watched(
@@ -281,10 +281,10 @@ def _sum(held: Any, part: Any) -> Any:
     return held + part if isinstance(held, Tensor) else np.add(held, part, out=empty(part.shape, part.dtype))
 
 
-def _tensor_inputs(node: Node, g: Tensor) -> tuple:
+def _tensor_inputs(node: Node, g: Tensor) -> list[Any]:
     """What the rules of a node are called with under `create_graph`."""
     output = Tensor.wrap(np.asarray(node.output), node.memory, node)
-    return (g, *(output if s is OUTPUT else s for s in node.saved))
+    return [g, *(output if s is OUTPUT else s for s in node.saved)]
 
 
 def _copy(g: np.ndarray) -> np.ndarray:
@@ -294,7 +294,7 @@ def _copy(g: np.ndarray) -> np.ndarray:
     return copy
 
 
-def _is_ours(part: np.ndarray, inputs: tuple, parts: Sequence | None, passed_on: bool) -> bool:
+def _is_ours(part: np.ndarray, inputs: list[Any], parts: Sequence | None, passed_on: bool) -> bool:
     """Whether nobody else sees the memory of what a rule returned, so that it may be added into in place.
 
     The rule made it for itself, or turned and reshaped its g, which under `passed_on` nobody needs any more.

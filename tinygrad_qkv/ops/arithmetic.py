@@ -74,7 +74,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
     if _is_integer(x) and _is_integer(y) and np.any(np.less(y, 0)):
         a, b, x, y = pair(a, b, to_float=True)
     return record(
-        x**y,
+        x ** (y if isinstance(b, Tensor) else b),  # of a number NumPy knows square and root
         "pow",
         (a, b),
         (OUTPUT, a, b),

@@ -59,7 +59,7 @@ def pair(a: Operand, b: Operand, to_float: bool = False) -> tuple[Any, Any, Any,
         dtype = x.dtype
         if dtype is FLOAT32 or dtype is FLOAT64:
             if type(b) is float:
-                return a, b, x, b
+                return a, b, x, np.array(b, dtype)  # NumPy takes longer with the number itself
             if isinstance(b, Tensor) and b._data.dtype is dtype and b._data.shape == x.shape:
                 return a, b, x, b._data
     a, b, x, y = promoted(a, b, to_float)
