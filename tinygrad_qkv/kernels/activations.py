@@ -53,12 +53,12 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 def silu_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:
     """dx = g * s * (1 + x * (1 - s)), with s = sigmoid(x)."""
-    return over_elements(_silu_pullback, x, g)
+    return over_elements(_silu_pullback, x, g, rule="transcendental")
 
 
 def softplus(x: np.ndarray) -> np.ndarray:
     """y = log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), within five units in the last place."""
-    return over_elements(_softplus, x)
+    return over_elements(_softplus, x, rule="transcendental")
 
 
 def softplus_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -14,8 +14,12 @@ from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 STRETCH = 4096  # elements of one task: of three float32 arrays, 48 KB
 
 
-def over_elements(run: Callable[..., None], x: np.ndarray, g: np.ndarray | None = None) -> np.ndarray:
+def over_elements(
+    run: Callable[..., None], x: np.ndarray, g: np.ndarray | None = None, rule: str = "elementwise"
+) -> np.ndarray:
     """A new array of x's shape, filled by run(x, out), or by run(x, g, out) of two arrays of one shape and dtype.
+
+    `rule` says in `threads.PARALLEL_FROM` from which size on in threads.
 
     `run` is a kernel, and gets lines of n elements. A g that is one number everywhere, as the gradient of a sum is,
     comes as one stretch of it, which serves every stretch: see `piece`.
@@ -23,7 +27,7 @@ def over_elements(run: Callable[..., None], x: np.ndarray, g: np.ndarray | None 
     name = run.__self__.function.__name__[1:]  # type: ignore[attr-defined]
     line = contiguous(x, name).ravel()
     out = empty(x.shape, line.dtype)
-    parallel = out.size >= PARALLEL_FROM["elementwise"]
+    parallel = out.size >= PARALLEL_FROM[rule]
     if g is None:
         run(line, out.ravel(), parallel=parallel)
         return out

@@ -24,22 +24,22 @@ def gelu(x: np.ndarray) -> np.ndarray:
     Relative error below 3 + 1.5 * x^2 units in the last place, also far to the left, where 1 + erf would cancel. Of
     -inf it is NaN.
     """
-    return over_elements(_gelu, x)
+    return over_elements(_gelu, x, rule="transcendental")
 
 
 def gelu_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:
     """dx = g * (Phi(x) + x * phi(x)), phi the normal density; the slope is 0 at -inf and 1 at inf."""
-    return over_elements(_gelu_pullback, x, g)
+    return over_elements(_gelu_pullback, x, g, rule="transcendental")
 
 
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     """y = x / 2 * (1 + tanh(u)) = x * sigmoid(2u), with 2u = sqrt(8 / pi) * (x + 0.044715 * x^3). Of -inf it is NaN."""
-    return over_elements(_gelu_tanh, x)
+    return over_elements(_gelu_tanh, x, rule="transcendental")
 
 
 def gelu_tanh_pullback(g: np.ndarray, x: np.ndarray) -> np.ndarray:
     """dx = g * (s + x * s * (1 - s) * d(2u)/dx), s = sigmoid(2u); the slope is 0 at -inf and 1 at inf."""
-    return over_elements(_gelu_tanh_pullback, x, g)
+    return over_elements(_gelu_tanh_pullback, x, g, rule="transcendental")
 
 
 def _normal(x):

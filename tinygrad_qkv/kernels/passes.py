@@ -233,7 +233,7 @@ def _short(given: _Arguments, formula: Callable[..., Any]) -> list:
 
     def apply(each: int) -> None:
         masks = [below(builder, builder.sub(length, index(u * lanes)), given.register) for u in range(each)]
-        starts = []
+        starts: list = []
         for r in range(BLOCK // each):
             row = builder.add(builder.mul(block, index(BLOCK // each)), index(r))
             start = builder.mul(builder.select(builder.icmp_signed("<", row, last), row, last), length)

@@ -11,7 +11,7 @@ from tinygrad_qkv.kernels.vectors import erf as scalar_erf
 
 def erf(x: np.ndarray) -> np.ndarray:
     """y = 2 / sqrt(pi) * integral of exp(-t^2) for t from 0 to x, of every element; any shape, float32 or float64."""
-    return over_elements(_erf, x)
+    return over_elements(_erf, x, rule="transcendental")
 
 
 @kernel(arguments=unary)

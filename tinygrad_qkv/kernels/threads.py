@@ -31,11 +31,12 @@ PARALLEL_FROM = {
     "scatter": 2**17,  # elements added
     "gather": 2**19,  # elements; fewer go to NumPy
     "elementwise": 2**16,  # elements
+    "transcendental": 2**15,  # elements, where a formula is dear: erf, GELU, softplus, SiLU's pullback
     "select": 2**13,  # elements of the mask; fewer go to NumPy
     "reductions": 2**15,  # elements; fewer go to NumPy
     "relu": 2**12,  # elements; fewer go to NumPy, which takes 7 times a kernel's time at 2**16
     "tanh": 2**12,  # elements; fewer go to NumPy
-    "adam": 2**16,  # elements
+    "adam": 2**17,  # elements
     "dropout": 2**15,  # elements
     "attention": 2**18,  # multiply-adds
 }
