@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv.kernels import largest, smallest, total
-from tinygrad_qkv.kernels.reductions import LINE, LINES, PIECE, PIECES, STRIP
+from tinygrad_qkv.kernels.reductions import LINE, LINES, PIECE, PIECES, ROWS, STRIP
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 DTYPES = [np.float32, np.float64]
 RNG = np.random.default_rng(17)
 BLOCK = PIECE * PIECES
-CASES = [  # shape and axes; each of 2^15 numbers or more, or NumPy would do it
+CASES = [  # shape and axes; each of 2^15 numbers or of many rows, or NumPy would do it
+    *(((n, 3), (0,)) for n in (ROWS, ROWS + 1, LINES * (LINE // 3) - 1)),
+    ((17, 41, 13), (0, 1)),
     *(((n,), (0,)) for n in (PARALLEL_FROM["reductions"], 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 100_003)),
     *(((101, n), (1,)) for n in (PIECE - 1, PIECE, PIECE + 1)),
     ((3, BLOCK + 1), (1,)),
@@ -41,7 +43,7 @@ CASES = [  # shape and axes; each of 2^15 numbers or more, or NumPy would do it
 @pytest.mark.parametrize(("shape", "axes"), CASES)
 def test_against_float64(shape, axes, dtype):
     x = RNG.uniform(-1, 1, shape).astype(dtype)
-    assert x.size >= PARALLEL_FROM["reductions"]
+    assert x.size >= PARALLEL_FROM["reductions"] or x.size >= ROWS * shape[-1]
     wide = x.astype(np.longdouble)
     y = total(x, axes)
     assert y.dtype == dtype and y.shape == wide.sum(axes).shape

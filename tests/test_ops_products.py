@@ -5,6 +5,7 @@ import pytest
 from op_gradients import value_and_gradients
 
 from tinygrad_qkv import Tensor, ops
+from tinygrad_qkv.ops import products
 
 
 def ones(*shape: int) -> Tensor:
@@ -193,3 +194,13 @@ def test_subscripts_that_make_no_sense_are_refused(text, shapes, message):
 def test_einsum_wants_a_text_first():
     with pytest.raises(TypeError, match="'ij,jk->ik'"):
         ops.einsum(ones(2), [0])
+
+
+def test_the_gradient_of_transposed_matrices_lies_as_they_do():
+    """Keys in q @ k.mT, one matrix or a batch: what comes after, back to the weights, reads rows in one piece."""
+    for lead in ((), (2,), (2, 3)):
+        q, b = np.ones((*lead, 5, 7), np.float32), np.ones((*lead, 11, 7), np.float32).swapaxes(-1, -2)
+        g = np.arange(5 * 11 * int(np.prod(lead)), dtype=np.float32).reshape(*lead, 5, 11)
+        db = products.MATMUL_RULES[1](g, q, b)
+        np.testing.assert_array_equal(db, q.swapaxes(-1, -2) @ g)
+        assert db.swapaxes(-1, -2).flags.c_contiguous

@@ -33,7 +33,7 @@ PARALLEL_FROM = {
     "elementwise": 2**16,  # elements
     "transcendental": 2**15,  # elements, where a formula is dear: erf, GELU, softplus, SiLU's pullback
     "select": 2**13,  # elements of the mask; fewer go to NumPy
-    "reductions": 2**15,  # elements; fewer go to NumPy
+    "reductions": 2**15,  # elements; fewer go to NumPy, but for columns of many rows
     "relu": 2**12,  # elements; fewer go to NumPy, which takes 7 times a kernel's time at 2**16
     "tanh": 2**12,  # elements; fewer go to NumPy
     "adam": 2**17,  # elements

@@ -66,7 +66,7 @@ def _matmul_left(g: Any, a: Any, b: Any) -> Any:
 def _matmul_right(g: Any, a: Any, b: Any) -> Any:
     if b.ndim == 2 and a.ndim > 2:  # one matrix for the whole batch: sum over it inside the product
         a, g = np.reshape(a, (-1, a.shape[-1])), np.reshape(g, (-1, g.shape[-1]))
-    if isinstance(b, np.ndarray) and b.ndim == 2 and b.flags.f_contiguous:  # W.mT: in that order the gradient suits W
+    if isinstance(b, np.ndarray) and b.strides[-2] < b.strides[-1]:  # x.mT: in that order the gradient suits x
         return np.swapaxes(_product(np.swapaxes(g, -1, -2), a), -1, -2)
     return _product(np.swapaxes(a, -1, -2), g)
 
