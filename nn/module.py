@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Self
 
 import numpy as np
 
+from tinygrad_qkv.hints import NamesOfPyTorchModules
+from tinygrad_qkv.hooks import HookHandle
 from tinygrad_qkv.memory import tick
 from tinygrad_qkv.modes import Frame, module_frame
+from tinygrad_qkv.nn.module_hooks import ModuleHooks
+from tinygrad_qkv.observers import observers
 from tinygrad_qkv.tensor import Tensor
 
 # The module whose `forward` is running in this thread or task; `module_frame` holds its path, for the graph to keep.
@@ -32,7 +36,7 @@ class Parameter(Tensor):
         self.data = array
 
 
-class Module:
+class Module(NamesOfPyTorchModules):
     """Something that holds parameters and other modules, and computes with them in `forward`.
 
     Every attribute that is a Parameter or a Module belongs to it, and so do those inside lists, tuples and dicts;
@@ -44,6 +48,7 @@ class Module:
     """
 
     training: bool = True
+    _hooks: ModuleHooks | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What a call computes; every subclass defines it."""
@@ -62,12 +67,51 @@ class Module:
         else:
             path = _path_below(caller, self, frame.path if frame is not None else "")
         _calling.set(self)
-        module_frame.set(Frame(path, type(self).__name__, frame, tick()))
+        inside = Frame(path, type(self).__name__, frame, tick())
+        module_frame.set(inside)
+        watching = observers.get()
         try:
-            return self.forward(*args, **kwargs)
+            for observer in watching:
+                observer.module_entered(inside)
+            return self.forward(*args, **kwargs) if self._hooks is None else self._hooks.call(self, args, kwargs)
         finally:
             _calling.set(caller)
             module_frame.set(frame)
+            for observer in watching:
+                observer.module_left(inside)
+
+    # ---- hooks
+
+    def register_forward_pre_hook(self, hook: Callable[[Module, tuple], Any]) -> HookHandle:
+        """Call `hook(module, args)` before each forward.
+
+        It returns None, or the positional arguments that go in instead: a tuple, or the only one. The handle takes the
+        hook away: `handle.remove()`, or as a `with` block. Hooks are no state: copies and files of a module have none.
+        """
+        return HookHandle(self._own_hooks().before, hook)
+
+    def register_forward_hook(self, hook: Callable[[Module, tuple, Any], Any]) -> HookHandle:
+        """Call `hook(module, args, output)` after each forward; it returns None, or the output that goes on instead.
+
+        A replaced Tensor keeps its shape, a tuple its length.
+        """
+        return HookHandle(self._own_hooks().after, hook)
+
+    def register_backward_hook(self, hook: Callable[[Module, tuple, tuple], Any]) -> HookHandle:
+        """Call `hook(module, grad_inputs, grad_outputs)` when backward has passed a call of this module.
+
+        `grad_inputs` has an entry for each argument, keywords last, and holds what came through this call alone;
+        `grad_outputs` has one for each Tensor of the output. None stands where no gradient arrives. The hook returns
+        None, or new grad_inputs: a tuple, or the only one. It must be there before the forward call that it is to see.
+        """
+        return HookHandle(self._own_hooks().backward, hook)
+
+    def _own_hooks(self) -> ModuleHooks:
+        return vars(self).setdefault("_hooks", ModuleHooks())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and `pickle` take along: everything but the hooks."""
+        return {name: value for name, value in vars(self).items() if name != "_hooks"}
 
     # ---- the tree
 

@@ -1,6 +1,7 @@
 """Hooks on tensors, kept gradients, and what `t.gradient()` says when there is none."""
 
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -210,3 +211,152 @@ def test_a_hook_on_a_weight_stays_through_training_steps():
         F.mse(linear(Tensor(np.ones((5, 3), np.float32))), Tensor(np.zeros((5, 2), np.float32))).backward()
         step.step()
     assert len(norms) == 3 and norms[0] > norms[2]
+
+
+# ---- hooks that misbehave
+
+
+def test_hooks_that_add_and_remove_hooks():
+    x, ran = leaf([1.0, 2.0]), []
+    h = x * 2.0
+
+    def once(g):
+        ran.append("once")
+        handle.remove()
+        late.remove()
+        h.register_hook(lambda g: ran.append("new"))
+        x.register_hook(lambda g: ran.append("below"))  # backward has not been there yet
+
+    handle = h.register_hook(once)
+    late = h.register_hook(lambda g: ran.append("late"))
+    y = h.sum()
+    for _ in range(2):
+        y.backward(retain_graph=True)
+    assert ran == ["once", "below", "new", "below"]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_hook_cannot_write_into_the_gradient_that_it_shares_with_others(create_graph):
+    x = leaf([1.0, 2.0])
+    h, k = x * 2.0, x * 3.0
+
+    def spoil(g):
+        g *= 100.0
+
+    handle = h.register_hook(spoil)
+    y = (h + k).sum()  # one array is the gradient of h and of k
+    with pytest.raises((ValueError, RuntimeError), match=r"read-only view|shares its memory"):
+        y.backward(create_graph=create_graph)
+    assert x.grad is None
+    handle.remove()
+    h.register_hook(lambda g: g)  # what it got goes on
+    y.backward()
+    assert x.grad.tolist() == [5.0, 5.0]
+
+
+def test_a_hook_may_return_a_view_that_nobody_may_write():
+    x = leaf(np.ones((3, 5)))
+    h = x * 1.0
+    h.register_hook(lambda g: g.sum(0, keepdims=True).broadcast_to((3, 5)))
+    ((h @ leaf(np.ones((5, 2)))) ** 2).sum().backward()
+    assert (x.grad.numpy() == 3 * 2 * 2 * 5).all()
+
+
+@pytest.mark.parametrize("inner_retains", [True, False])
+def test_a_pass_inside_a_hook(inner_retains):
+    x = leaf([1.0, 2.0])
+    h = x.exp()
+    y, other = (h * h).sum(), h.sum()
+    depth = []
+
+    def again(g):
+        if not depth:
+            depth.append(1)
+            other.backward(retain_graph=inner_retains)
+
+    h.register_hook(again)
+    e = np.exp([1.0, 2.0])
+    if inner_retains:
+        y.backward()
+        np.testing.assert_allclose(x.grad, e + 2 * e * e)
+    else:  # it freed what the pass around it had still to read
+        with pytest.raises(RuntimeError, match="op 'exp' already and freed"):
+            y.backward()
+        np.testing.assert_allclose(x.grad, e)
+
+
+def test_a_write_by_a_hook_into_what_the_pass_has_still_to_read_is_refused():
+    x = leaf([1.0, 2.0])
+    h = x * 2.0
+    k = h * h
+
+    def write(g):
+        h[...] = 0.0
+
+    k.register_hook(write)
+    with pytest.raises(RuntimeError, match=r"op 'mul'.*saved an operand.*changed in place"):
+        k.sum().backward()
+    assert x.grad is None
+
+
+def test_hooks_of_a_tied_weight_see_the_sum_of_its_uses():
+    class Tied(nn.Module):
+        def __init__(self):
+            self.embed = nn.Embedding(7, 3)
+            self.head = nn.Linear(3, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(self.embed(ids))
+
+    model, seen = Tied(), []
+    model.embed.weight.register_hook(lambda g: seen.append(g.numpy().copy()))
+    model(np.array([2, 5])).sum().backward()
+    assert len(seen) == 1
+    np.testing.assert_array_equal(seen[0], model.head.weight.grad)
+
+
+def test_hooks_from_several_threads_are_all_there_and_all_run():
+    x, ran = leaf([1.0]), []
+    h = x * 2.0
+    y = h * 3.0
+    start = threading.Barrier(4)
+
+    def work(i):
+        start.wait()
+        for j in range(50):
+            h.register_hook(lambda g, ij=(i, j): ran.append(ij))
+        start.wait()
+        y.backward(retain_graph=True)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ran) == 4 * 200 and len(set(ran)) == 200
+    assert x.grad.tolist() == [24.0]
+
+
+def test_kept_gradients_stay_as_they_were_when_a_later_hook_fails_and_under_grad():
+    x = leaf([1.0, 2.0])
+    h = x * 2.0
+    h.retain_grad()
+    y = (h * h).sum()
+    y.backward(retain_graph=True)
+    handle = x.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        (y * 5.0).backward(retain_graph=True)
+    assert h.grad.tolist() == [4.0, 8.0]
+    handle.remove()
+    grad(y * 5.0, x, retain_graph=True)  # changes no .grad at all
+    assert h.grad.tolist() == [4.0, 8.0] and x.grad.tolist() == [8.0, 16.0]
+
+
+def test_a_kept_gradient_is_recorded_under_create_graph():
+    x = leaf(3.0)
+    h = x * 2.0
+    h.retain_grad()
+    (h * h * h).backward(create_graph=True)
+    assert h.grad.item() == 3 * 36
+    assert grad(h.grad, x)[0].item() == 6 * 6 * 2

@@ -212,3 +212,122 @@ def test_recording_is_off_by_default_and_ends(x):
     with recording():
         assert observers.get() and (x * 2.0)._node.value is not None
     assert (x * 2.0)._node.value is None
+
+
+def test_one_object_is_shared_by_threads(x):
+    quiet, inside, leave, seen = no_grad(), threading.Barrier(3), threading.Barrier(3), {}
+
+    def work(name, first):
+        with quiet:
+            inside.wait(20)
+            before = records(x)
+            if not first:
+                leave.wait(20)  # goes on after the other has left
+        seen[name] = before, records(x)
+        if first:
+            leave.wait(20)
+
+    threads = [threading.Thread(target=work, args=(i, i == 0)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait(20)
+    assert records(x)
+    leave.wait(20)
+    for thread in threads:
+        thread.join(20)
+    assert seen == {0: (False, True), 1: (False, True)} and records(x)
+
+
+def test_one_object_is_shared_by_interleaved_tasks(x):
+    quiet, loud = no_grad(), enable_grad()
+
+    async def work(mode, steps):
+        found = []
+        for _ in range(steps):
+            with mode:
+                found.append(records(x))
+                await asyncio.sleep(0)
+                found.append(records(x))
+            found.append(records(x))
+            await asyncio.sleep(0)
+        return found
+
+    async def main():
+        with quiet:  # the tasks inherit it
+            return await asyncio.gather(work(quiet, 3), work(loud, 2), work(quiet, 1))
+
+    off, on = [False, False, False], [True, True, False]
+    assert asyncio.run(main()) == [off * 3, on * 2, off]
+    assert records(x)
+
+
+def test_switches_that_end_in_another_order_than_they_began(x):
+    """Two suspended generators that end in turn: the second must not set the first one's mode again."""
+
+    def leaky(mode):
+        with mode:
+            yield
+
+    first, second = leaky(no_grad()), leaky(enable_grad())
+    next(first)
+    next(second)
+    assert records(x)
+    first.close()
+    assert records(x)
+    second.close()
+    assert records(x)
+    first, second = leaky(no_grad()), leaky(no_grad())
+    next(first)
+    next(second)
+    first.close()
+    assert not records(x)  # the second is still on
+    second.close()
+    assert records(x)
+    one, other = recording(), no_grad()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__()
+    assert not observers.get() and not records(x)
+    other.__exit__()
+    assert records(x)
+
+
+def test_a_generator_that_is_closed_in_another_thread_changes_nothing_there(x):
+    def leaky():
+        with no_grad():
+            yield
+
+    generator, seen = leaky(), []
+
+    def close():
+        with enable_grad():
+            generator.close()
+            seen.append(records(x))
+        seen.append(records(x))
+
+    threading.Thread(target=lambda: next(generator)).start()
+    while generator.gi_frame.f_lasti < 0 or generator.gi_running:
+        pass
+    thread = threading.Thread(target=close)
+    thread.start()
+    thread.join(20)
+    assert seen == [True, True] and records(x)
+
+
+def test_an_exception_thrown_into_a_task_restores_its_mode(x):
+    async def wait():
+        try:
+            with no_grad():
+                await asyncio.sleep(20)
+        finally:
+            seen.append(records(x))
+
+    async def main():
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    seen = []
+    asyncio.run(main())
+    assert seen == [True]

@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "methods": {"hints", "tensor"},
     "observers": {"modes", "tensor", "autograd"},
     "autograd": {"memory", "modes", "observers", "hooks", "records", "tensor"},
-    "hooks": {"tensor", "autograd"},
+    "hooks": {"locks", "tensor", "autograd"},
+    "nested": {"tensor"},
     "records": {"observers", "hooks", "tensor", "autograd"},
     "missing_gradient": {"tensor"},
     "backward": {"kernels", "locks", "memory", "modes", "observers", "hooks", "tensor", "autograd"},
@@ -56,7 +57,10 @@ ALLOWED: dict[str, set[str]] = {
         "ledger",
         "diagnose",
     },
-    "nn": {"public names", "hints", "memory", "modes", "random", "tensor", "autograd", "ops"},
+    "nn": {
+        *("public names", "hints", "hooks", "memory", "modes", "nested", "observers", "random", "tensor", "autograd"),
+        "ops",
+    },
     "examples": {"public names", "nn", "viz"},
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node, recorded_node
-from tinygrad_qkv.hooks import run_hooks
+from tinygrad_qkv.hooks import pass_notes, run_hooks
 from tinygrad_qkv.kernels import total
 from tinygrad_qkv.kernels.buffers import empty, is_whole
 from tinygrad_qkv.locks import fork_safe_lock
@@ -37,10 +37,10 @@ def backward(
     node, g = _seed(tensor, gradient, "backward()")
     order = _tracked_ancestry([node])
     leaves = {n for n in order if not n.parents}
-    found = _sweep({node: g}, order, leaves, create_graph, retain_graph, watch)
+    found = sweep({node: g}, order, (leaves, leaves), create_graph, retain_graph, watch)
     with _deposit, switched(grad_mode, create_graph):
-        for leaf, g in found.items():
-            leaf.grad = g if leaf.grad is None else leaf.grad + g
+        for node, g in found.items():  # leaves, and inner nodes whose gradient is kept
+            node.grad = g if node.grad is None or node.parents else node.grad + g
 
 
 def grad(
@@ -75,7 +75,9 @@ def grad(
     nodes = [leaf_node(x) for x in inputs]
     wanted = set(nodes)
     order = _leading_to(wanted, _tracked_ancestry(seeds))
-    found = _sweep(seeds, order, wanted, create_graph, retain_graph)
+    useful = set(order)
+    ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
+    found = sweep(seeds, order, (wanted, ends), create_graph, retain_graph)
     for i, node in enumerate(nodes):
         if node not in found and not allow_unused:
             raise RuntimeError(
@@ -124,22 +126,22 @@ def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
     return [node for node in order if node in useful]
 
 
-def _sweep(
+def sweep(
     seeds: dict[Node, Tensor],
     order: list[Node],
-    wanted: set[Node],
+    targets: tuple[set[Node], set[Node]],
     create_graph: bool,
     retain_graph: bool | None,
     watch: Observer | None = None,
 ) -> dict[Node, Tensor]:
-    """Run the rules along `order` and return the gradients of the `wanted` nodes.
+    """Run the rules along `order` and return the gradients of `wanted`, where targets = (wanted, ends).
 
+    `ends` are those of `wanted` whose own rules do not run. Gradients of inner nodes that are kept come along.
     An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves, and
     the graph is retained unless `retain_graph` says otherwise.
     """
     retain_graph = create_graph if retain_graph is None else retain_graph
-    useful = set(order)
-    ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
+    wanted, ends = targets
     hooked, written = False, Memory.latest
     for node in order:
         if (node.pullbacks is None or node.number < written) and node not in ends:
@@ -149,7 +151,8 @@ def _sweep(
     watching = observers.get() if watch is None else (*observers.get(), watch)
     with switched(grad_mode, create_graph), np.errstate(all="ignore"):
         if create_graph or hooked or watching:
-            return _run_watched(seeds, order, wanted, ends, retain_graph, create_graph, watching)
+            with switched(pass_notes, {}):
+                return _run_watched(seeds, order, wanted, ends, retain_graph, create_graph, watching)
         return _run_on_arrays(seeds, order, wanted, ends, retain_graph)
 
 
@@ -244,10 +247,12 @@ def _run_watched(
         g = grads.pop(node)
         if node.hooks is not None:
             g = run_hooks(node, g) if on_tensors else run_hooks(node, Tensor.wrap(g))._data
-        if node in wanted:
+        if node in wanted or (node.hooks is not None and node.hooks.keep):
             found[node] = g.clone() if on_tensors else Tensor.wrap(_copy(g))
             if node in ends:
                 continue
+        if node.pullbacks is None or node.number < Memory.latest:  # a hook may have freed it, or written to it
+            _check_usable(node)
         inputs = _tensor_inputs(node, g) if on_tensors else _inputs(node, g)
         rules: Any = node.pullbacks
         values = None if type(rules) is tuple else rules(*inputs)

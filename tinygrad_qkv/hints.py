@@ -60,3 +60,26 @@ class NamesOfPyTorch:
     def __dir__(self) -> list[str]:
         """Without the names that lead elsewhere."""
         return [name for name in super().__dir__() if not isinstance(vars(NamesOfPyTorch).get(name), Elsewhere)]
+
+
+class NamesOfPyTorchModules:
+    """What PyTorch's modules call by another name."""
+
+    if not TYPE_CHECKING:
+        add_module = Elsewhere("module.name = other: attributes are found by walking")
+        apply = Elsewhere("for m in module.modules(): f(m)")
+        buffers = Elsewhere("plain attributes: constants are arrays or Tensors, and no state")
+        children = Elsewhere("module.named_members()")
+        double = Elsewhere("module.astype('float64')")
+        float = Elsewhere("module.astype('float32')")
+        register_buffer = Elsewhere("module.name = array: constants are plain attributes, and no state")
+        register_full_backward_hook = Elsewhere("module.register_backward_hook(f)")
+        register_full_backward_pre_hook = Elsewhere("module(x).register_hook(f), a hook on the output")
+        register_module = Elsewhere("module.name = other: attributes are found by walking")
+        register_parameter = Elsewhere("module.name = nn.Parameter(...)")
+        requires_grad_ = Elsewhere("for p in module.parameters(): p.requires_grad = True")
+        to = Elsewhere("module.astype(dtype); there is only the CPU")
+
+    def __dir__(self) -> list[str]:
+        """Without the names that lead elsewhere."""
+        return [name for name in super().__dir__() if not isinstance(vars(NamesOfPyTorchModules).get(name), Elsewhere)]

@@ -69,14 +69,25 @@ class Mode:
         _entered.set((*_entered.get(), (self, former)))
 
     def __exit__(self, *exc: object) -> None:
-        """Set the former value again; in a context that never entered, where a generator may be closed, nothing."""
+        """Set the former value again; in a context that never entered, where a generator may be closed, nothing.
+
+        Switches that were entered later and are still on, as when two generators end in turn, go on as if this one
+        had never been.
+        """
         stack = _entered.get()
-        for i in reversed(range(len(stack))):
-            mode, former = stack[i]
-            if mode is self:
-                self.variable.set(former)
-                _entered.set(stack[:i] + stack[i + 1 :])
-                return
+        last = next((i for i in reversed(range(len(stack))) if stack[i][0] is self), None)
+        if last is None:
+            return
+        value = stack[last][1]
+        later: list[tuple[Mode, Any]] = []
+        for mode, former in stack[last + 1 :]:
+            if mode.variable is self.variable:
+                later.append((mode, value))
+                value = mode.inside(value)
+            else:
+                later.append((mode, former))
+        self.variable.set(value)
+        _entered.set((*stack[:last], *later))
 
     def __call__(self, function: Any) -> Any:
         if not callable(function) or isinstance(function, type):

@@ -1,0 +1,34 @@
+"""Tensors inside nested tuples, lists and dicts, as functions take and return them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tinygrad_qkv.tensor import Tensor
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every Tensor of a value, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same value with change(t) in place of every Tensor t; named tuples stay what they are."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        items = [with_tensors(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [with_tensors(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: with_tensors(item, change) for key, item in value.items()}
+    return value
