@@ -255,6 +255,8 @@ def _checked_scale(scale: Any, d_k: int) -> float:
         return 1 / math.sqrt(d_k) if d_k else 1.0
     if not isinstance(scale, numbers.Real):
         raise TypeError(f"scale is a number, got {type(scale).__name__}; multiply q by a tensor to learn the scale")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale is a finite number, got {scale}")
     return float(scale)
 
 

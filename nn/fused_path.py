@@ -84,7 +84,7 @@ def _four_axes(x: Tensor, lead: tuple[int, ...], H: int, compact: bool) -> Tenso
             x = x.reshape(*own, n, d)
     if own != whole or x.ndim != len(lead) + 2:
         x = x.broadcast_to((*whole, n, d))
-    return x if len(lead) == 2 else x.reshape(math.prod(whole) // max(heads, 1) if heads else 0, heads, n, d)
+    return x if len(lead) == 2 else x.reshape(math.prod(lead[:-1] if len(lead) > 1 else lead), heads, n, d)
 
 
 def _bias(bias: Tensor, lead: tuple[int, ...], four: tuple[int, ...]) -> Tensor:

@@ -189,6 +189,7 @@ def test_padding_with_nan_stays_on_the_fused_path_in_linear_memory():
         ({"window": True}, ValueError, "integer from 0"),
         ({"softcap": 0}, ValueError, "positive"),
         ({"softcap": np.inf}, ValueError, "positive"),
+        ({"scale": NAN}, ValueError, "finite"),
         ({"sink": np.ones(4)}, ValueError, r"shape \(3,\), got \(4,\)"),
     ],
 )

@@ -133,3 +133,12 @@ def test_targets_changed_after_the_forward_move_no_gradient():
 def test_wrong_calls_say_what_is_wrong(shape, targets, options, error, message):
     with pytest.raises(error, match=message):
         ops.cross_entropy(np.zeros(shape), targets, **options)
+
+
+def test_integers_of_any_width_as_targets():
+    logits = np.zeros((2, 3), np.float32)
+    with pytest.raises(IndexError, match=str(2**64 - 100)):  # which as an int64 would be ignored
+        ops.cross_entropy(logits, np.array([2**64 - 100, 1], np.uint64))
+    np.testing.assert_allclose(ops.cross_entropy(logits, np.array([2, 1], np.uint64)), np.log(3), rtol=1e-6)
+    with pytest.raises(ValueError, match="fits in int64"):
+        ops.cross_entropy(logits, [2, 1], ignore_index=2**70)

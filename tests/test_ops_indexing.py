@@ -223,3 +223,9 @@ def test_one_hot():
             ops.one_hot(wrong, 3)
     with pytest.raises(ValueError, match="or None for the largest id"):
         ops.one_hot([0, 2], -1)
+
+
+def test_no_ids_at_all():
+    assert ops.embedding(np.ones((3, 5)), []).shape == (0, 5)
+    with pytest.raises(TypeError, match="ids are integers"):
+        ops.embedding(np.ones((3, 5)), np.empty(0))

@@ -5,6 +5,7 @@
 
 import argparse
 import importlib
+import os
 import pkgutil
 import platform
 import sys
@@ -134,4 +135,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the report has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
+        sys.exit(1)

@@ -6,6 +6,7 @@ Where y is enough for the slope it is what the pullback takes; else x, and the f
 import numpy as np
 from numba import prange
 
+from tinygrad_qkv.kernels.arrays import floats
 from tinygrad_qkv.kernels.compile import kernel
 from tinygrad_qkv.kernels.elementwise import binary, over_elements, piece, stretches, unary
 from tinygrad_qkv.kernels.passes import row_pass
@@ -16,6 +17,7 @@ ONE = np.array(1, np.float32)  # NumPy takes longer with the number itself; floa
 
 def relu(x: np.ndarray) -> np.ndarray:
     """y = x where x > 0, else 0; NaN stays."""
+    x = floats(x, "relu")
     return np.maximum(x, 0) if x.size < PARALLEL_FROM["relu"] else over_elements(_relu, x)
 
 
@@ -36,12 +38,14 @@ def sigmoid_pullback(g: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def tanh(x: np.ndarray) -> np.ndarray:
     """y = tanh(x), within three units in the last place; of few elements by NumPy, which is within two."""
+    x = floats(x, "tanh")
     return np.tanh(x) if x.size < PARALLEL_FROM["tanh"] else over_elements(_tanh, x)
 
 
 def tanh_pullback(g: np.ndarray, y: np.ndarray) -> np.ndarray:
     """dx = g * (1 - y * y), for y = tanh(x)."""
-    if y.size < PARALLEL_FROM["tanh"]:
+    y = floats(y, "tanh_pullback")
+    if y.size < PARALLEL_FROM["tanh"] and type(g) is np.ndarray and g.dtype is y.dtype and g.shape == y.shape:
         return g * (ONE - y * y)
     return over_elements(_tanh_pullback, y, g)
 

@@ -14,7 +14,7 @@ from numba import prange
 from numba.core import types
 
 from tinygrad_qkv.kernels.addresses import array_at
-from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, plain, shapes_fit
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.elementwise import STRETCH
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -58,6 +58,10 @@ def adam_step(parameters: Sequence[Moving]) -> None:
     Arrays that are not contiguous are copied there and back.
     """
     for p, g, m, v, _ in parameters:
+        if not type(p) is type(g) is type(m) is type(v) is np.ndarray:
+            p, g, m, v = (plain(x, "adam_step") for x in (p, g, m, v))
+        if not (p.flags.writeable and m.flags.writeable and v.flags.writeable):
+            raise ValueError("adam_step writes into p, m and v, and one of them is read-only: pass a copy")
         if not (p.shape == g.shape == m.shape == v.shape):
             shapes_fit("adam_step", g=(g, p.shape), m=(m, p.shape), v=(v, p.shape))
         if not (parameters[0].p.dtype is p.dtype is g.dtype is m.dtype is v.dtype):

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
+_FLOAT32, _FLOAT64 = _NATIVE = np.dtype(np.float32), np.dtype(np.float64)
+_INT64 = np.dtype(np.int64)
+_LARGEST = np.iinfo(np.int64).max
 
 
 def is_ready(x: np.ndarray) -> bool:
@@ -11,25 +13,66 @@ def is_ready(x: np.ndarray) -> bool:
     return flags.c_contiguous and flags.aligned and x.dtype in _NATIVE
 
 
-def native(x: np.ndarray, name: str) -> np.ndarray:
-    """x in the machine's byte order and alignment, copied only where it is not; `name` is the kernel, for the error.
+def plain(x: np.ndarray, name: str) -> np.ndarray:
+    """x as an ndarray and of no subclass, whose operators and shapes may mean other things; `name` is the kernel.
 
-    Errors: TypeError for a dtype other than float32 and float64.
+    Errors: TypeError for what is no array, and for a masked one, whose mask no kernel would see.
     """
+    if type(x) is np.ndarray:
+        return x
+    if not isinstance(x, (np.ndarray, np.generic)):
+        raise TypeError(f"{name} works on NumPy arrays, got {type(x).__name__}: convert with np.asarray")
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} would not see the mask of a masked array: call its filled() first")
+    return np.asarray(x)
+
+
+def floats(x: np.ndarray, name: str) -> np.ndarray:
+    """x as a plain array of float32 or float64, in any order of bytes and at any address, which NumPy can read.
+
+    Errors: TypeError for what is no array, and for other dtypes.
+    """
+    if type(x) is np.ndarray and ((dtype := x.dtype) is _FLOAT32 or dtype is _FLOAT64):
+        return x
+    x = plain(x, name)
     if x.dtype.kind != "f" or x.dtype.itemsize not in (4, 8):
         raise TypeError(f"{name} works on float32 and float64, got {x.dtype}: convert with astype")
+    return x
+
+
+def native(x: np.ndarray, name: str) -> np.ndarray:
+    """x as `floats`, and in the machine's byte order and alignment, copied only where it is not."""
+    x = floats(x, name)
     if x.dtype.isnative and x.flags.aligned:
         return x
     return x.astype(x.dtype.newbyteorder("="))
 
 
 def contiguous(x: np.ndarray, name: str) -> np.ndarray:
-    """x as kernels over rows read it: native and C-contiguous, copied only where it is not."""
-    flags = x.flags
-    if flags.c_contiguous and flags.aligned and x.dtype in _NATIVE:  # `is_ready` without the call
-        return x
+    """x as kernels over rows read it: plain, native and C-contiguous, copied only where it is not."""
+    if type(x) is np.ndarray:
+        flags = x.flags
+        if flags.c_contiguous and flags.aligned and x.dtype in _NATIVE:  # `is_ready` without the call
+            return x
     x = native(x, name)
     return x if x.flags.c_contiguous else x.copy(order="C")
+
+
+def integers(x: np.ndarray, name: str, argument: str) -> np.ndarray:
+    """The argument x, an array of integers, as a plain array of int64.
+
+    Errors: TypeError for other dtypes, ValueError for a number that int64 does not hold.
+    """
+    if type(x) is np.ndarray and x.dtype is _INT64:
+        flags = x.flags
+        if flags.c_contiguous and flags.aligned:
+            return x
+    x = plain(x, name)
+    if x.dtype.kind not in "iu":
+        raise TypeError(f"{name}: {argument} must be integers, got {x.dtype}")
+    if x.dtype.kind == "u" and x.dtype.itemsize == 8 and x.size and x.max() > _LARGEST:
+        raise ValueError(f"{name}: {argument} must fit in int64, got {x.max()}")
+    return np.ascontiguousarray(x, np.int64).reshape(x.shape)  # else a 0-d array would get an axis
 
 
 def one_dtype(name: str, *arrays: np.ndarray) -> None:

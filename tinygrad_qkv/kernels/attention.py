@@ -59,9 +59,10 @@ def attention_pullback(
     """
     q, k, v = _operands("attention_pullback", q, k, v)
     shape = *q.shape[:3], v.shape[3]
-    shapes_fit("attention_pullback", g=(g, shape), out=(out, shape), lse=(lse, q.shape[:3]))
-    g, out = (_rows_in_place(x, "attention_pullback") for x in (g, out))
+    g, out, lse = (native(x, "attention_pullback") for x in (g, out, lse))
     one_dtype("attention_pullback", q, g, out, lse)
+    shapes_fit("attention_pullback", g=(g, shape), out=(out, shape), lse=(lse, q.shape[:3]))
+    g, out, lse = _rows_in_place(g), _rows_in_place(out), np.ascontiguousarray(lse)
     dq, dk, dv = (_ordered_as(x, x.shape[3]) for x in (q, k, v))
     dq[...] = 0
     if rules.lengths is not None:  # keys that are not read get no gradient
@@ -84,21 +85,20 @@ def attention_pullback(
 
 def _operands(name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k and v as the kernels take them, after their shapes and dtypes were checked."""
+    q, k, v = native(q, name), native(k, name), native(v, name)
+    one_dtype(name, q, k, v)
     shapes = f"q (B, H, T, d_k) = {q.shape}, k (B, H_kv, S, d_k) = {k.shape}, v (B, H_kv, S, d_v) = {v.shape}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(f"{name} needs four axes: {shapes}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         raise ValueError(f"{name}: sizes of one name must be equal: {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    if q.shape[1] != k.shape[1] and (k.shape[1] == 0 or q.shape[1] % k.shape[1]):
         raise ValueError(f"{name}: the heads H of q must be a multiple of the heads H_kv of k and v: {shapes}")
-    q, k, v = _rows_in_place(q, name), _rows_in_place(k, name), _rows_in_place(v, name)
-    one_dtype(name, q, k, v)
-    return q, k, v
+    return _rows_in_place(q), _rows_in_place(k), _rows_in_place(v)
 
 
-def _rows_in_place(x: np.ndarray, name: str) -> np.ndarray:
-    """x in native bytes with a contiguous last axis, copied only where it is not so."""
-    x = native(x, name)
+def _rows_in_place(x: np.ndarray) -> np.ndarray:
+    """x with a contiguous last axis, copied only where it is not so."""
     return x if x.shape[-1] <= 1 or x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
 
 

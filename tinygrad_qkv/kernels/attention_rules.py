@@ -1,10 +1,11 @@
 """What attention's weights depend on besides q, k and v. B batch, H heads, T query positions, S key positions."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.kernels.arrays import native
+from tinygrad_qkv.kernels.arrays import integers, native, plain
 from tinygrad_qkv.kernels.random_bits import keep_above
 
 FAR = 2**62  # further than any two positions
@@ -58,17 +59,21 @@ def sink_of(rules: AttentionRules, q: np.ndarray) -> np.ndarray:
     """The sink as the kernel takes it: (H,), or of size 0."""
     if rules.sink is None:
         return np.empty(0, q.dtype)
-    if rules.sink.shape != q.shape[1:2] or rules.sink.dtype != q.dtype:
-        raise ValueError(f"attention: sink must be {q.dtype} {q.shape[1:2]}, got {rules.sink.dtype} {rules.sink.shape}")
-    return np.ascontiguousarray(native(rules.sink, "attention"))
+    sink = native(rules.sink, "attention")
+    if sink.shape != q.shape[1:2] or sink.dtype != q.dtype:
+        raise ValueError(f"attention: sink must be {q.dtype} {q.shape[1:2]}, got {sink.dtype} {sink.shape}")
+    return np.ascontiguousarray(sink)
 
 
 def prepared(rules: AttentionRules, q: np.ndarray, k: np.ndarray, height: int, width: int) -> tuple[Any, ...]:
     """The kernels' arguments from `ends` to `seed`, for tiles of height x width; an absent mask has size 0."""
     (B, H, T, _), S = q.shape, k.shape[2]
+    if not (0 <= rules.softcap < math.inf and 0 <= rules.dropout_p <= 1):
+        given = f"softcap={rules.softcap} and dropout_p={rules.dropout_p}"
+        raise ValueError(f"attention: softcap is 0 or a positive number and dropout_p a probability, got {given}")
     ends, positions, bounds = np.full(B, S), *_NO_POSITIONS
     if rules.lengths is not None:
-        ends = np.ascontiguousarray(rules.lengths, np.int64)
+        ends = integers(rules.lengths, "attention", "lengths")
         if ends.shape != (B,) or ends.min() < 0 or ends.max() > S:
             raise ValueError(f"attention: lengths must be {B} numbers from 0 to S = {S}, got {rules.lengths}")
     near = rules.least > -FAR or rules.most < FAR
@@ -100,6 +105,7 @@ _NO_BIAS = {
 
 def _on_scores(name: str, mask: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """A view of the mask in the shape of the scores."""
+    mask = plain(mask, "attention")
     if mask.dtype != dtype:
         raise TypeError(f"attention: {name} must be {dtype}, got {mask.dtype}")
     if not mask.dtype.isnative or not mask.flags.aligned:
@@ -114,12 +120,14 @@ def _near(
     positions: tuple[np.ndarray, np.ndarray], B: int, T: int, S: int, height: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(B, T + S): the positions of queries and keys; (B, tiles, 2): the smallest and the largest in each tile."""
-    one = 1 if all(x.shape[0] == 1 or x.strides[0] == 0 for x in positions) else B
-    both, bounds = [], []
-    for x, n, tile in zip(positions, (T, S), (height, width), strict=True):
+    places = [(plain(x, "attention"), n, tile) for x, n, tile in zip(positions, (T, S), (height, width), strict=True)]
+    for x, n, _ in places:
         if x.ndim != 2 or x.shape[0] not in (1, B) or x.shape[1] != n:
             raise ValueError(f"attention: positions must be (B, T) = {(B, T)} and (B, S) = {(B, S)}, got {x.shape}")
-        x = np.broadcast_to(x[:one], (one, n)).astype(np.int64, "C")
+    one = 1 if all(x.shape[0] == 1 or x.strides[0] == 0 for x, *_ in places) else B
+    both, bounds = [], []
+    for x, n, tile in places:
+        x = np.ascontiguousarray(np.broadcast_to(integers(x[:one], "attention", "positions"), (one, n)))
         starts = np.arange(0, n, tile)
         both.append(x)
         bounds.append(np.stack([f.reduceat(x, starts, axis=1) for f in (np.minimum, np.maximum)], 2))

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit, two_axes
+from tinygrad_qkv.kernels.arrays import contiguous, integers, one_dtype, shapes_fit, two_axes
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.passes import row_pass
@@ -61,10 +61,9 @@ def cross_entropy_pullback(
 
 def _checked(name: str, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
     two_axes(name, "logits", x, "(N, C)")
-    if targets.dtype.kind not in "iu":
-        raise TypeError(f"{name}: targets must be integers, got {targets.dtype}")
+    targets = integers(targets, name, "targets")
     shapes_fit(name, targets=(targets, (len(x),)))
-    return np.ascontiguousarray(targets, np.int64)
+    return targets
 
 
 def _losses_types(scalar: types.Type) -> tuple[types.Type, ...]:

@@ -23,8 +23,8 @@ def dropout(x: np.ndarray, p: float, seed: int) -> np.ndarray:
     """
     if not 0 < p <= 1:
         raise ValueError(f"dropout's p is a probability above 0, at most 1, got {p}")
-    line = contiguous(x, "dropout").ravel()
-    y = empty(x.shape, line.dtype)
+    x = contiguous(x, "dropout")
+    line, y = x.ravel(), empty(x.shape, x.dtype)
     if y.size:
         scale = 1 / (1 - p) if p < 1 else 1.0
         _drop(line, keep_above(p), scale, np.uint64(seed), y.ravel(), parallel=y.size >= PARALLEL_FROM["dropout"])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, shapes_fit
+from tinygrad_qkv.kernels.arrays import contiguous, one_dtype, plain, shapes_fit
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -15,7 +15,7 @@ STRETCH = 4096  # elements of one task: of three float32 arrays, 48 KB
 
 
 def over_elements(
-    run: Callable[..., None], x: np.ndarray, g: np.ndarray | None = None, rule: str = "elementwise"
+    run: Callable[..., None], x: np.ndarray, *gradient: np.ndarray, rule: str = "elementwise"
 ) -> np.ndarray:
     """A new array of x's shape, filled by run(x, out), or by run(x, g, out) of two arrays of one shape and dtype.
 
@@ -25,14 +25,15 @@ def over_elements(
     comes as one stretch of it, which serves every stretch: see `piece`.
     """
     name = run.__self__.function.__name__[1:]  # type: ignore[attr-defined]
-    line = contiguous(x, name).ravel()
-    out = empty(x.shape, line.dtype)
+    x = contiguous(x, name)
+    line, out = x.ravel(), empty(x.shape, x.dtype)
     parallel = out.size >= PARALLEL_FROM[rule]
-    if g is None:
+    if not gradient:
         run(line, out.ravel(), parallel=parallel)
         return out
-    if g.shape != x.shape:
-        shapes_fit(name, g=(g, x.shape))
+    g = plain(gradient[0], name)
+    if g.shape != out.shape:
+        shapes_fit(name, g=(g, out.shape))
     g = line_of(g, name)
     if g.dtype is not line.dtype:
         one_dtype(name, line, g)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import is_ready
+from tinygrad_qkv.kernels.arrays import integers, is_ready, plain
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_copy
@@ -19,14 +19,13 @@ def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
     Little work, narrow rows, dtypes other than float32 and float64, and tables that are not contiguous go to NumPy.
     """
+    x, ids = plain(x, "gather"), integers(ids, "gather", "ids")
     if x.ndim != 2:
         raise ValueError(f"gather needs a table of shape (rows, D), got {x.shape}")
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"gather: ids must be integers, got {ids.dtype}")
     if not is_ready(x) or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
         return np.take(x, ids, axis=0)
     out = empty((*ids.shape, x.shape[1]), x.dtype)
-    _gather_rows(x, np.ascontiguousarray(ids, np.int64).reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
+    _gather_rows(x, ids.reshape(-1), out.reshape(-1, x.shape[1]), parallel=True)
     return out
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import native
+from tinygrad_qkv.kernels.arrays import native, plain
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.casts import any_strides
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
@@ -36,6 +36,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Each element is off by at most (K + 2) eps times the sum of |a| |b|.
     Errors: ValueError for shapes that do not fit, TypeError for other or unlike dtypes.
     """
+    if type(a) is not np.ndarray or type(b) is not np.ndarray:
+        a, b = plain(a, "matmul"), plain(b, "matmul")
     dtype = a.dtype
     if dtype is b.dtype and (dtype is FLOAT32 or dtype is FLOAT64) and a.ndim == 2 == b.ndim and a.shape[1] == len(b):
         rows, columns = len(a), b.shape[1]

@@ -51,7 +51,7 @@ def smallest(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _is_work(x: np.ndarray, axes: tuple[int, ...]) -> bool:
-    if x.size < ROWS or not axes or not is_ready(x):
+    if type(x) is not np.ndarray or x.size < ROWS or not axes or not is_ready(x):
         return False
     if not 0 <= axes[0] <= axes[-1] < x.ndim or any(first >= second for first, second in itertools.pairwise(axes)):
         return False  # NumPy sorts them, or says what is wrong

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous
+from tinygrad_qkv.kernels.arrays import contiguous, integers
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_add
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -17,14 +17,12 @@ def scatter_add(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
 
     g (N, D), float32 or float64; ids (N,), integers, each in [0, rows), which the caller has checked.
     """
-    g = contiguous(g, "scatter_add")
+    g, ids = contiguous(g, "scatter_add"), integers(ids, "scatter_add", "ids")
     if g.ndim != 2 or ids.shape != (len(g),):
         raise ValueError(f"scatter_add needs g of shape (N, D) and ids of shape (N,), got {g.shape} and {ids.shape}")
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"scatter_add: ids must be integers, got {ids.dtype}")
     out = np.zeros((rows, g.shape[1]), g.dtype)
     if g.size:
-        _add_rows(g, np.ascontiguousarray(ids, np.int64), out, parallel=g.size >= PARALLEL_FROM["scatter"])
+        _add_rows(g, ids, out, parallel=g.size >= PARALLEL_FROM["scatter"])
     return out
 
 

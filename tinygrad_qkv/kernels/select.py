@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
+from tinygrad_qkv.kernels.arrays import plain
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.elementwise import line_of, piece, stretches
@@ -16,6 +17,7 @@ def select(keep: np.ndarray, a: np.ndarray | float, b: np.ndarray | float) -> np
     keep boolean, a and b arrays or numbers; all three broadcast. Small masks, two numbers, and arrays that are not both
     float32 or both float64 go to NumPy.
     """
+    keep = plain(keep, "select")
     if keep.dtype != np.bool_:
         raise TypeError(f"select's mask is boolean, got {keep.dtype}; compare first, e.g. mask != 0")
     if keep.size < PARALLEL_FROM["select"]:

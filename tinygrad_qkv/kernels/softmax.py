@@ -48,9 +48,9 @@ def log_softmax_pullback(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
 
 def _over_axis(name: str, kernels: tuple[Callable[..., None], ...], axis: int, *given: np.ndarray) -> np.ndarray:
     """Run one of three kernels over arrays of one shape: that for short rows, for rows or for columns."""
-    shape = given[0].shape
-    axis = normalize_axis_index(axis, len(shape) or 1)
     arrays = [contiguous(x, name) for x in given]
+    shape = arrays[0].shape
+    axis = normalize_axis_index(axis, len(shape) or 1)
     if len(arrays) == 2 and (arrays[1].shape != shape or arrays[1].dtype != arrays[0].dtype):
         shapes_fit(name, g=(arrays[1], shape))
         one_dtype(name, *arrays)

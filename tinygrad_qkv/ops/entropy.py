@@ -56,6 +56,8 @@ def class_targets(targets: Operand, name: str, shape: tuple[int, ...], ignore_in
     targets = np.asarray(plain(targets))
     if not isinstance(ignore_index, (int, np.integer)):
         raise TypeError(f"ignore_index is an integer, got {ignore_index!r}; the default -100 stands for no class")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"ignore_index fits in int64, got {ignore_index}; the default -100 stands for no class")
     if len(shape) == 0:
         raise ValueError(f"{name} have shape (..., C), the classes on the last axis; got ()")
     if targets.shape != shape[:-1]:
@@ -68,14 +70,14 @@ def class_targets(targets: Operand, name: str, shape: tuple[int, ...], ignore_in
         raise ValueError(f"{name} of shape {shape} need targets of shape {shape[:-1]}, got {targets.shape}{hint}")
     if targets.dtype.kind not in "iu":
         raise TypeError(f"targets are class numbers (integers), got {targets.dtype}")
-    targets = targets.reshape(-1).astype(np.int64)
-    wrong = (targets != ignore_index) & ((targets < 0) | (targets >= shape[-1]))
+    targets = targets.reshape(-1)
+    wrong = (targets != ignore_index) & ((targets < 0) | (targets >= shape[-1]))  # before uint64 could wrap to int64
     if wrong.any():
         raise IndexError(
             f"target {targets[wrong][0]} is outside the {shape[-1]} classes of {name} of shape {shape} "
             f"(0 to {shape[-1] - 1}, or ignore_index={ignore_index})"
         )
-    return targets
+    return targets.astype(np.int64)
 
 
 def _cross_entropy_pullback(

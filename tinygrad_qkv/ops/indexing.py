@@ -109,9 +109,12 @@ def embedding(weight: Operand, ids: Operand) -> Tensor:
 
     An id outside that range raises IndexError, negative ones too.
     """
-    weight, ids = tensor(weight), np.array(plain(ids))
+    weight, given = tensor(weight), plain(ids)
+    ids = np.array(given)
     if weight.ndim != 2:
         raise ValueError(f"an embedding's weight has shape (rows, width), got {weight.shape}")
+    if ids.dtype.kind not in "iu" and not ids.size and not isinstance(given, np.ndarray):
+        ids = ids.astype(np.int64)  # an empty list, which NumPy takes for floats
     if ids.dtype.kind not in "iu":
         raise TypeError(f"ids are integers, got {ids.dtype}")
     rows = weight.shape[0]
