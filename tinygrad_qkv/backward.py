@@ -247,6 +247,8 @@ def _run_watched(
         g = grads.pop(node)
         if node.hooks is not None:
             g = run_hooks(node, g) if on_tensors else run_hooks(node, Tensor.wrap(g))._data
+            for observer in watching:
+                observer.hooks_ran(node, _array(g))
         if node in wanted or (node.hooks is not None and node.hooks.keep):
             found[node] = g.clone() if on_tensors else Tensor.wrap(_copy(g))
             if node in ends:

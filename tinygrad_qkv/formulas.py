@@ -16,6 +16,7 @@ import ast
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -35,7 +36,7 @@ def evaluate(formula: str, values: Mapping[str, Any], shape: tuple[int, ...] | N
     """
     known = dict(values)
     with np.errstate(all="ignore"):
-        for name, expression in _steps(formula):
+        for name, expression in steps(formula):
             try:
                 result = known[name] = _value(expression, known)
             except ValueError as error:
@@ -70,7 +71,7 @@ def _fitted(value: np.ndarray, shape: tuple[int, ...], formula: str) -> np.ndarr
 
 
 @lru_cache(maxsize=512)
-def _steps(formula: str) -> tuple[tuple[str, ast.expr], ...]:
+def steps(formula: str) -> tuple[tuple[str, ast.expr], ...]:
     """The assignments of a formula, as names and syntax trees."""
     try:
         lines = ast.parse(formula).body
@@ -84,6 +85,28 @@ def _steps(formula: str) -> tuple[tuple[str, ast.expr], ...]:
     if not steps:
         raise ValueError("an empty formula has no value")
     return tuple(steps)
+
+
+def names_read(formula: str) -> set[str]:
+    """The names that a formula takes from outside: no constants, functions, or results of its own earlier steps."""
+    read: set[str] = set()
+    made = set(CONSTANTS)
+    for name, expression in steps(formula):
+        called = {id(node.func) for node in ast.walk(expression) if isinstance(node, ast.Call)}
+        read |= {n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and id(n) not in called} - made
+        made.add(name)
+    return read
+
+
+def renamed(formula: str, names: Mapping[str, str]) -> str:
+    """The formula with other names, e.g. renamed("db = a.T @ g", {"db": "dW_Q", "a": "X", "g": "dQ"}).
+
+    Unchanged where a new name would mean two things.
+    """
+    new = {old: name for old, name in names.items() if name != old}
+    if set(new.values()) & set(NAME.findall(formula)):
+        return formula
+    return NAME.sub(lambda found: new.get(found.group(), found.group()), formula)
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -118,6 +141,8 @@ def _power(base: Any, exponent: Any) -> Any:
     """base ** exponent; of two Python integers as a float, which cannot grow without end."""
     return (float(base) if isinstance(base, int) else base) ** exponent
 
+
+NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*(?!\w|\s*\()")  # not a function, not the T of `.T`
 
 CONSTANTS = {"pi": math.pi, "inf": math.inf}
 
@@ -189,6 +214,11 @@ def _kept(g: np.ndarray, p: float, seed: int) -> np.ndarray:
     return kernels.dropout(np.ones_like(g), p, seed) != 0
 
 
+def _mix(weights: np.ndarray, x: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """weights (..., T, S) @ x (..., S, d) of the pairs in `keep` (..., T, S) alone: a NaN in others stays out."""
+    return np.sum(np.where(keep[..., None], weights[..., None] * x[..., None, :, :], 0), -2)
+
+
 def _dropped(x: np.ndarray, rules: Any) -> np.ndarray:
     """x after the dropout of attention's rules."""
     return kernels.dropout(x, rules.dropout_p, rules.seed)
@@ -235,6 +265,7 @@ FUNCTIONS: dict[str, Callable] = {
     "add_rows": _add_rows,
     "kept": _kept,
     "dropped": _dropped,
+    "mix": _mix,
     "capped": lambda S, rules: rules.softcap * np.tanh(S / rules.softcap),
     "cap_slope": lambda S, rules: 1 - np.tanh(S / rules.softcap) ** 2,
     "visible": visible,

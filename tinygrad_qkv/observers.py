@@ -40,6 +40,9 @@ class Observer:
     def backward_started(self, roots: dict[Node, Any]) -> None:
         """A backward pass begins with these gradients."""
 
+    def hooks_ran(self, node: Node, g: Any) -> None:
+        """The hooks of `node` saw its whole gradient, and `g` goes on; a kept gradient counts as a hook."""
+
     def rules_ran(self, node: Node, inputs: tuple, parts: list[Part]) -> None:
         """The rules of `node` were called as rule(*inputs), inputs = (g, *saved), and gave `parts`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tinygrad_qkv.observers import observers
 
 if TYPE_CHECKING:
     from tinygrad_qkv.hooks import HookHandle
+    from tinygrad_qkv.ledger import Ledger
 
 DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage only), float32, float64
 
@@ -172,17 +173,42 @@ class Tensor(Methods, Conversions):
 
     # ---- the tape
 
-    def backward(self, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+    @overload
+    def backward(
+        self, gradient: Any = ..., *, retain_graph: bool | None = ..., create_graph: bool = ..., trace: Literal[True]
+    ) -> Ledger: ...
+
+    @overload
+    def backward(
+        self, gradient: Any = ..., *, retain_graph: bool | None = ..., create_graph: bool = ..., trace: bool = ...
+    ) -> Ledger | None: ...
+
+    def backward(
+        self,
+        gradient: Any = None,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        trace: bool = False,
+    ) -> Ledger | None:
         """Add the gradient of this tensor with respect to every leaf to that leaf's `.grad`.
 
         `gradient` is d loss / d self, of this tensor's shape; None means 1 and is for scalars. What the ops saved is
         freed on the way, so that a second call raises, unless `retain_graph`. With `create_graph` the gradients are
         recorded too (for higher orders), and the graph is retained; NOTE: `.grad` then refers to the graph, and
-        garbage collection, not reference counting, frees the two.
+        garbage collection, not reference counting, frees the two. With `trace` it returns the `Ledger` of the pass:
+        every contribution to every gradient, with the formula and the numbers that it was made of.
         """
         from tinygrad_qkv.backward import backward  # here, because backward.py needs this file to be complete
 
-        backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+        if not trace:
+            backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+            return None
+        from tinygrad_qkv.ledger_keeper import LedgerKeeper
+
+        keeper = LedgerKeeper()
+        backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, watch=keeper)
+        return keeper.ledger()
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
         """Call `hook(g)` with the whole gradient of this tensor, in every backward pass that reaches it.

@@ -24,7 +24,7 @@ def masked_scores(q: Operand, k: Operand, keep: np.ndarray) -> Tensor:
         lambda g, q, k, keep: _mix(g, k, keep),
         lambda g, q, k, keep: _mix(np.swapaxes(g, -1, -2), q, np.swapaxes(keep, -1, -2)),
     )
-    formulas = ("dq = where(keep, g, 0) @ k", "dk = where(keep, g, 0).T @ q")
+    formulas = ("dq = mix(g, k, keep)", "dk = mix(g.T, q, keep.T)")
     return record(_scores(q._data, k._data, keep), "masked_scores", (q, k), (q, k, keep), rules, formulas)
 
 
@@ -35,7 +35,7 @@ def masked_mix(weights: Operand, x: Operand, keep: np.ndarray) -> Tensor:
         lambda g, weights, x, keep: _scores(g, x, keep),
         lambda g, weights, x, keep: _mix(np.swapaxes(weights, -1, -2), g, np.swapaxes(keep, -1, -2)),
     )
-    formulas = ("dweights = where(keep, g @ x.T, 0)", "dx = where(keep, weights, 0).T @ g")
+    formulas = ("dweights = where(keep, g @ x.T, 0)", "dx = mix(weights.T, g, keep.T)")
     return record(_mix(weights._data, x._data, keep), "masked_mix", (weights, x), (weights, x, keep), rules, formulas)
 
 
