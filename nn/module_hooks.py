@@ -10,7 +10,7 @@ import numpy as np
 
 from tinygrad_qkv.hooks import checked, in_place, name_of, pass_notes, passed_on
 from tinygrad_qkv.modes import grad_mode, module_frame
-from tinygrad_qkv.nested import with_tensors
+from tinygrad_qkv.nested import with_each
 from tinygrad_qkv.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class Crossing:
 
     def leave(self, output: Any) -> Any:
         """The output behind its gates."""
-        output = with_tensors(output, lambda t: passed_on(t, self._pass) if t.requires_grad else t)
-        return with_tensors(output, self._last_gate)
+        output = with_each(output, Tensor, lambda t: passed_on(t, self._pass) if t.requires_grad else t)
+        return with_each(output, Tensor, self._last_gate)
 
     def _last_gate(self, t: Tensor) -> Tensor:
         place = self.outputs

@@ -39,6 +39,9 @@ ALLOWED: dict[str, set[str]] = {
     "records": {"observers", "hooks", "tensor", "autograd"},
     "missing_gradient": {"tensor"},
     "backward": {"kernels", "locks", "memory", "modes", "observers", "hooks", "tensor", "autograd"},
+    "checkpointing": {
+        *("memory", "modes", "nested", "observers", "random", "tensor", "autograd", "backward"),
+    },
     "ops": {"kernels", "memory", "modes", "random", "tensor", "autograd"},
     "derivatives": {"modes", "tensor", "autograd", "backward", "ops"},
     "formula_latex": {"formulas"},
@@ -58,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         "tensor",
         "backward",
         "ops",
+        "checkpointing",
         "derivatives",
         "ledger",
         "diagnose",

@@ -8,6 +8,7 @@ from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in m
 
 # isort: split
 from tinygrad_qkv.backward import grad
+from tinygrad_qkv.checkpointing import checkpoint
 from tinygrad_qkv.derivatives import check_grad
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.buffers import free_buffers
@@ -170,6 +171,7 @@ __all__ = [
     "broadcast_to",
     "cat",
     "check_grad",
+    "checkpoint",
     "chunk",
     "clip",
     "clone",

@@ -20,15 +20,15 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same value with change(t) in place of every Tensor t; named tuples stay what they are."""
-    if isinstance(value, Tensor):
+def with_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The same value with change(x) in place of every x of that kind; named tuples stay what they are."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple):
-        items = [with_tensors(item, change) for item in value]
+        items = [with_each(item, kind, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [with_tensors(item, change) for item in value]
+        return [with_each(item, kind, change) for item in value]
     if isinstance(value, dict):
-        return {key: with_tensors(item, change) for key, item in value.items()}
+        return {key: with_each(item, kind, change) for key, item in value.items()}
     return value
