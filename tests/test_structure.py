@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpointing": {
         *("memory", "modes", "nested", "observers", "random", "tensor", "autograd", "backward"),
     },
+    "profiler": {"hooks", "modes", "observers", "tensor", "autograd"},
     "ops": {"kernels", "memory", "modes", "random", "tensor", "autograd"},
     "derivatives": {"modes", "tensor", "autograd", "backward", "ops"},
     "formula_latex": {"formulas"},
@@ -56,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "hints",
         "kernels",
         "modes",
+        "profiler",
         "random",
         "records",
         "tensor",

@@ -138,6 +138,7 @@ from tinygrad_qkv.ops import (
     zeros,
     zeros_like,
 )
+from tinygrad_qkv.profiler import profile
 from tinygrad_qkv.random import manual_seed
 from tinygrad_qkv.records import recording
 from tinygrad_qkv.tensor import Tensor
@@ -250,6 +251,7 @@ __all__ = [
     "permute",
     "pow",
     "prod",
+    "profile",
     "reciprocal",
     "recording",
     "relu",
