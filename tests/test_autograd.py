@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import tinygrad_qkv as tq
-from tinygrad_qkv import Tensor, check_grad, grad, recording
+from tinygrad_qkv import GradientError, Tensor, check_grad, grad, recording
 from tinygrad_qkv.autograd import OUTPUT, ancestry, record
-from tinygrad_qkv.derivatives import GradientError
 
 
 def leaf(values, dtype=np.float64):

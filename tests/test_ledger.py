@@ -11,7 +11,7 @@ from test_ops_table import DIFFERENTIABLE, every, floats_of, leaves, outputs
 
 from tinygrad_qkv import Tensor, dropout, grad, manual_seed, nn, recording
 from tinygrad_qkv.autograd import record
-from tinygrad_qkv.derivatives import GradientError
+from tinygrad_qkv.gradient_checks import GradientError
 from tinygrad_qkv.ledger import Ledger
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim

@@ -14,9 +14,8 @@ import op_rows_shapes
 import pytest
 from op_table import NOT_OPS, PRIVATE, Row, is_leaf, normal
 
-from tinygrad_qkv import Tensor, check_grad, grad, ops
+from tinygrad_qkv import GradientError, Tensor, check_grad, check_grad_grad, check_jvp, grad, hvp, ops
 from tinygrad_qkv.autograd import OUTPUT, Node, ancestry, record
-from tinygrad_qkv.derivatives import GradientError
 from tinygrad_qkv.formulas import evaluate, rule_values
 
 ROWS = [*op_rows_attention.ROWS, *op_rows_elementwise.ROWS, *op_rows_reductions.ROWS, *op_rows_shapes.ROWS]
@@ -119,25 +118,32 @@ def test_the_recorded_gradient_is_the_ordinary_one(row):
 
 @every(DIFFERENTIABLE)
 def test_second_order_by_differences(row):
-    """The gradient is a function of the inputs and of the incoming gradients; its own gradient is checked."""
-    constants = {i: x for i, x in enumerate(row.inputs) if not is_leaf(x)}
-    weights = [
-        np.random.default_rng(k).normal(size=np.shape(y)) for k, y in enumerate(listed(row.reference(*row.inputs)))
-    ]
-    floats = [x for x in row.inputs if is_leaf(x)]
-
-    def gradient(*arguments: Tensor) -> list[Tensor]:
-        g, xs = list(arguments[: len(weights)]), list(arguments[len(weights) :])
-        xs = [x if x.requires_grad else Tensor(x.data, requires_grad=True) for x in xs]
-        everything = [constants.get(i, x) for i, x in _numbered(xs, constants, len(row.inputs))]
-        return [*grad(outputs(row, everything), xs, g, create_graph=True), *g]
-
-    check_grad(gradient, *weights, *floats, directions=1)
+    check_grad_grad(row.call, *row.inputs)
 
 
-def _numbered(xs: list, constants: dict, n: int) -> Iterator[tuple[int, Any]]:
-    remaining = iter(xs)
-    return ((i, None if i in constants else next(remaining)) for i in range(n))
+@every(DIFFERENTIABLE)
+def test_jvp_by_differences(row):
+    check_jvp(row.call, *row.inputs)
+
+
+@every(DIFFERENTIABLE)
+def test_the_hessian_is_symmetric(row):
+    """u H v = v H u, for a weighted sum of the op's results."""
+    random = np.random.default_rng(7)
+    points = [x for x in row.inputs if is_leaf(x)]
+    weights = [np.cos(1 + np.arange(np.size(y))).reshape(np.shape(y)) for y in listed(row.reference(*row.inputs))]
+
+    def f(*xs: Tensor) -> Any:
+        remaining = iter(xs)
+        results = outputs(row, [next(remaining) if is_leaf(x) else x for x in row.inputs])
+        return sum((y * w).sum() for y, w in zip(results, weights, strict=True))
+
+    u, v = ([random.normal(size=x.shape) for x in points] for _ in range(2))
+    left, right = (
+        sum(float(np.sum(a * np.asarray(b))) for a, b in zip(p, hvp(f, points, q), strict=True))
+        for p, q in ((u, v), (v, u))
+    )
+    assert left == pytest.approx(right, rel=1e-10, abs=1e-10)
 
 
 @every(DIFFERENTIABLE)
@@ -217,12 +223,12 @@ def test_a_wrong_rule_fails_the_check(rule):
 def test_a_wrong_second_order_fails_the_check():
     """A rule that looks right once, but reads a constant where it should read its operand."""
 
-    def gradient(g: Tensor, x: Tensor) -> Tensor:
-        x = x if x.requires_grad else Tensor(x.data, requires_grad=True)
-        return grad(_wrong(x, lambda g, x: 2 * g * np.asarray(x)), x, g, create_graph=True)[0]
+    def square(x: Tensor) -> Tensor:
+        return _wrong(x, lambda g, x: 2 * g * np.asarray(x))
 
-    with pytest.raises(GradientError):
-        check_grad(gradient, normal(5), normal(5))
+    check_grad(square, normal(5))
+    with pytest.raises(GradientError, match="op 'square' does not record"):
+        check_grad_grad(square, normal(5))
 
 
 def test_a_wrong_formula_fails_the_check():

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in methods.py
 
 # isort: split
+from tinygrad_qkv.autograd import OUTPUT, record
 from tinygrad_qkv.backward import grad
 from tinygrad_qkv.checkpointing import checkpoint
-from tinygrad_qkv.derivatives import check_grad
+from tinygrad_qkv.derivatives import hessian, hvp, jacobian, jvp, per_sample_grad, vjp
+from tinygrad_qkv.gradient_checks import GradientError, check_grad, check_grad_grad, check_jvp
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.buffers import free_buffers
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
@@ -156,6 +158,8 @@ if __name__ == "tinygrad_qkv" and not (_here / "nn").is_dir():
     __path__.append(str(_here.parent))
 
 __all__ = [
+    "OUTPUT",
+    "GradientError",
     "Tensor",
     "abs",
     "add",
@@ -172,6 +176,8 @@ __all__ = [
     "broadcast_to",
     "cat",
     "check_grad",
+    "check_grad_grad",
+    "check_jvp",
     "checkpoint",
     "chunk",
     "clip",
@@ -206,10 +212,14 @@ __all__ = [
     "grad",
     "greater",
     "greater_equal",
+    "hessian",
+    "hvp",
     "integers",
     "isfinite",
     "isinf",
     "isnan",
+    "jacobian",
+    "jvp",
     "layer_norm",
     "leaky_relu",
     "less",
@@ -248,11 +258,13 @@ __all__ = [
     "ones_like",
     "outer",
     "pad",
+    "per_sample_grad",
     "permute",
     "pow",
     "prod",
     "profile",
     "reciprocal",
+    "record",
     "recording",
     "relu",
     "repeat_interleave",
@@ -289,6 +301,7 @@ __all__ = [
     "unsqueeze",
     "var",
     "view",
+    "vjp",
     "where",
     "zeros",
     "zeros_like",

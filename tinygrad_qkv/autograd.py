@@ -108,10 +108,26 @@ def record(
 ) -> Tensor:
     """Wrap an op's result as a Tensor and, where a parent requires grad, put the op on the tape.
 
-    `saved` is what the rules read: parents, `OUTPUT` (which then stands first) for the result itself, and plain
-    values such as masks, axes and shapes. Every rule is called as `pullback(g, *saved)`, with arrays in an ordinary
-    backward and with Tensors under `create_graph`; it must capture nothing differentiable. `formulas` says the same
-    rules as text, over the names of the rules' parameters.
+    Every op of the library is made by this function, and so is one of your own: the value, a name, the operands, what
+    the rule reads, and the rule.
+
+        def softsign(x):
+            rule = lambda g, x: g / (1 + np.abs(x)) ** 2
+            return record(x.data / (1 + np.abs(x.data)), "softsign", (x,), (x,), (rule,))
+
+        check_grad(softsign, np.array([-2.0, 0.5])), and check_grad_grad and check_jvp, tell whether it is right
+
+    `parents` are Tensors or Python numbers. `saved` is what the rules read: parents, `OUTPUT` (which then stands
+    first) for the result itself, and plain values such as masks, axes and shapes. `pullbacks` is a tuple with one
+    rule for each parent, or one function that returns a tuple of gradients. Each is called as `rule(g, *saved)`, must
+    change none of these, and returns what its parent gets; where broadcasting had stretched a parent, the engine sums.
+
+    A rule gets arrays in an ordinary backward, and Tensors under `create_graph`, in jvp and in hessian: made of NumPy
+    functions (not methods) of its own arguments it serves every order. NOTE: it must not reach around them (a closure
+    over an array, np.asarray, `.data`): higher orders would miss that, and only check_grad_grad notices. A rule that
+    calls compiled code branches on `isinstance(g, np.ndarray)` and says the same in NumPy functions for Tensors.
+
+    `formulas` may say the rules as text, over the names of the rules' parameters: see formulas.py.
     """
     if type(y) is not np.ndarray:
         y = np.asarray(y)

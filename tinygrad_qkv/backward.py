@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node, recorded_node
+from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node
 from tinygrad_qkv.hooks import pass_notes, run_hooks
 from tinygrad_qkv.kernels import total
 from tinygrad_qkv.kernels.buffers import empty, is_whole
@@ -15,6 +15,8 @@ from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.memory import Memory
 from tinygrad_qkv.modes import grad_mode, switched
 from tinygrad_qkv.observers import Observer, Part, observers
+from tinygrad_qkv.rule_faults import explain, misfit, refuse_cut, wrong_number
+from tinygrad_qkv.seeds import seeded
 from tinygrad_qkv.tensor import Tensor
 
 COPIED_FREELY = 2**10  # elements: a gradient up to this size is copied before anyone asks whether it has to be
@@ -34,7 +36,7 @@ def backward(
 
     See `Tensor.backward`. `watch` is told of every rule that runs.
     """
-    node, g = _seed(tensor, gradient, "backward()")
+    node, g = seeded(tensor, gradient, "backward()")
     order = _tracked_ancestry([node])
     leaves = {n for n in order if not n.parents}
     found = sweep({node: g}, order, (leaves, leaves), create_graph, retain_graph, watch)
@@ -70,38 +72,21 @@ def grad(
             raise RuntimeError(f"grad(): input {i} does not require grad; make it with requires_grad=True")
     seeds: dict[Node, Tensor] = {}
     for tensor, gradient in zip(outputs, gradients, strict=True):
-        node, g = _seed(tensor, gradient, "grad()")
+        node, g = seeded(tensor, gradient, "grad()")
         seeds[node] = seeds[node] + g if node in seeds else g
     nodes = [leaf_node(x) for x in inputs]
     wanted = set(nodes)
     order = _leading_to(wanted, _tracked_ancestry(seeds))
+    unused = wanted.difference(order)
+    if unused and not allow_unused:  # before anything is freed
+        i = next(i for i, node in enumerate(nodes) if node in unused)
+        raise RuntimeError(
+            f"grad(): no output depends on input {i} of shape {nodes[i].shape}; pass allow_unused=True to get None"
+        )
     useful = set(order)
     ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
     found = sweep(seeds, order, (wanted, ends), create_graph, retain_graph)
-    for i, node in enumerate(nodes):
-        if node not in found and not allow_unused:
-            raise RuntimeError(
-                f"grad(): no output depends on input {i} of shape {node.shape}; pass allow_unused=True to get None"
-            )
     return tuple(found.get(node) for node in nodes)
-
-
-def _seed(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Tensor]:
-    """The node of `tensor` and the gradient that it starts with, checked."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{caller} needs a Tensor, got {type(tensor).__name__}")
-    node = recorded_node(tensor, caller)
-    if gradient is None:
-        if tensor._data.size != 1:
-            raise ValueError(
-                f"{caller} without a gradient needs a scalar, got shape {tensor.shape}; "
-                "reduce it first, e.g. .sum(), or pass a gradient of that shape"
-            )
-        return node, Tensor.wrap(np.ones_like(tensor._data))
-    g = gradient if isinstance(gradient, Tensor) else Tensor(gradient)
-    if g.shape != tensor.shape:
-        raise ValueError(f"{caller}: gradient of shape {g.shape} for a tensor of shape {tensor.shape}; they must agree")
-    return node, g if g.dtype == tensor.dtype else g.astype(tensor.dtype)
 
 
 def _tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
@@ -184,35 +169,41 @@ def _run_on_arrays(
     grads.update((node, g._data) for node, g in seeds.items() if node in grads)
     owned: set[Node] = set()  # nodes whose gradient buffer nobody else holds
     parent: Any
-    for node in order:
-        g = grads.pop(node)
-        if node in wanted:
-            found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
-            if node in ends:
-                continue
-        inputs = _inputs(node, g) if node.saved else [g]
-        rules: Any = node.pullbacks
-        parts = None if type(rules) is tuple else rules(*inputs)
-        for i, parent in enumerate(node.parents):
-            held = grads.get(parent, _nothing)
-            if held is _nothing:  # it needs no gradient
-                continue
-            part = rules[i](*inputs) if parts is None else parts[i]
-            if type(part) is not np.ndarray or part.shape != parent.shape or part.dtype is not parent.dtype:
-                part = _fit(part, node, i, parent)
-            if held is None:
-                grads[parent] = part
-                if part.size > COPIED_FREELY:
-                    passed_on = node in owned and node not in wanted and len(node.parents) == 1
-                    if _is_ours(part, inputs, parts, passed_on):
-                        owned.add(parent)
-            elif parent in owned:
-                held += part
-            else:
-                grads[parent] = np.add(held, part, out=empty(part.shape, part.dtype))
-                owned.add(parent)
-        if not retain_graph:
-            node.saved, node.pullbacks, node.output = (), None, None
+    inputs: list = []
+    parts: Any = None
+    try:
+        for node in order:
+            g = grads.pop(node)
+            if node in wanted:
+                found[node] = Tensor.wrap(g if node in owned and g.flags.c_contiguous else _copy(g))
+                if node in ends:
+                    continue
+            inputs = _inputs(node, g) if node.saved else [g]
+            rules: Any = node.pullbacks
+            parts = None if type(rules) is tuple else rules(*inputs)
+            for i, parent in enumerate(node.parents):
+                held = grads.get(parent, _nothing)
+                if held is _nothing:  # it needs no gradient
+                    continue
+                part = rules[i](*inputs) if parts is None else parts[i]
+                if type(part) is not np.ndarray or part.shape != parent.shape or part.dtype is not parent.dtype:
+                    part = _fit(part, node, i, parent)
+                if held is None:
+                    grads[parent] = part
+                    if part.size > COPIED_FREELY:
+                        passed_on = node in owned and node not in wanted and len(node.parents) == 1
+                        if _is_ours(part, inputs, parts, passed_on):
+                            owned.add(parent)
+                elif parent in owned:
+                    held += part
+                else:
+                    grads[parent] = np.add(held, part, out=empty(part.shape, part.dtype))
+                    owned.add(parent)
+            if not retain_graph:
+                node.saved, node.pullbacks, node.output = (), None, None
+    except Exception as error:
+        explain(error, node, inputs, parts)
+        raise
     return found
 
 
@@ -256,14 +247,14 @@ def _run_watched(
         if node.pullbacks is None or node.number < Memory.latest:  # a hook may have freed it, or written to it
             _check_usable(node)
         inputs = _tensor_inputs(node, g) if on_tensors else _inputs(node, g)
-        rules: Any = node.pullbacks
-        values = None if type(rules) is tuple else rules(*inputs)
+        values = _rule_values(node, inputs, useful)
         parts = []
         for i, parent in enumerate(node.parents):
             if parent not in useful:
                 continue
-            value = _fit(rules[i](*inputs) if values is None else values[i], node, i, parent)
+            value = _fit(values[i], node, i, parent)
             if on_tensors and not isinstance(value, Tensor):
+                refuse_cut(node, i, inputs)
                 value = Tensor.wrap(value)
             parts.append(Part(i, parent, _array(value), parent not in grads))
             grads[parent] = _sum(grads[parent], value) if parent in grads else value
@@ -276,6 +267,21 @@ def _run_watched(
             if node not in ends:
                 node.saved, node.pullbacks, node.output = (), None, None
     return found
+
+
+def _rule_values(node: Node, inputs: Sequence, useful: set[Node]) -> Sequence[Any]:
+    """What the rules of a node give to its operands, None to those that need nothing."""
+    rules: Any = node.pullbacks
+    try:
+        if type(rules) is tuple:
+            return [rules[i](*inputs) if p in useful else None for i, p in enumerate(node.parents)]
+        values = rules(*inputs)
+    except Exception as error:
+        explain(error, node, inputs)
+        raise
+    if fault := wrong_number(node, values):
+        raise ValueError(fault)
+    return values
 
 
 def _array(value: Any) -> Any:
@@ -332,15 +338,11 @@ def _fit(part: Any, node: Node, i: int, parent: Node) -> Any:
         extra = len(part.shape) - len(parent.shape)
         padded = (1,) * extra + parent.shape
         if extra < 0 or any(want not in (1, got) for want, got in zip(padded, part.shape, strict=True)):
-            raise ValueError(
-                f"the rule of op '{node.op}' for its operand {i} returned shape {part.shape}; "
-                f"the operand has shape {parent.shape}"
-            )
+            raise misfit(part, node, i)
         axes = tuple(k for k, want in enumerate(padded) if want == 1 and (part.shape[k] != 1 or k < extra))
         part = np.reshape(np.sum(part, axis=axes) if isinstance(part, Tensor) else total(part, axes), parent.shape)
     if part.dtype != parent.dtype:
         if part.dtype.kind != "f":
-            got = f"returned {part.dtype}; a gradient is made of floats, here {parent.dtype}"
-            raise TypeError(f"the rule of op '{node.op}' for its operand {i} {got}")
+            raise misfit(part, node, i)
         part = part.astype(parent.dtype)
     return part

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from tinygrad_qkv.autograd import Node
-from tinygrad_qkv.derivatives import GradientError
+from tinygrad_qkv.gradient_checks import GradientError
 from tinygrad_qkv.ledger_entry import REPLACES, Entry
 from tinygrad_qkv.ledger_json import entries_from_json, entries_to_json
 from tinygrad_qkv.ledger_text import table

@@ -1,0 +1,137 @@
+"""The op to blame for a wrong derivative: every rule of a run beside differences of its own op alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tinygrad_qkv.autograd import OUTPUT, Node
+from tinygrad_qkv.backward import grad
+from tinygrad_qkv.gradient_checks import GradientError, Tolerance, check_grad
+from tinygrad_qkv.modes import switched
+from tinygrad_qkv.observers import observers
+from tinygrad_qkv.tensor import Tensor
+from tinygrad_qkv.trials import Pulled, Trial
+
+
+def wrong_rule(f: Callable, leaves: list, weights: list[np.ndarray], tolerance: Tolerance) -> str:
+    """In words: the first op of f whose rule disagrees with differences of that op, its operand, index and numbers.
+
+    "" if there is none. One operand at a time is moved, with all others held, by running f again with those values
+    put in the ops' way.
+    """
+    trial = Trial(f, leaves)
+    pulled = Pulled(trial)
+    tracked = [(y, Tensor(w, y.dtype)) for y, w in zip(trial.outputs, weights, strict=True) if y.requires_grad]
+    ys, seeds = map(list, zip(*tracked, strict=True))
+    xs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    with switched(observers, (*observers.get(), pulled)):
+        grad(ys, xs, seeds, retain_graph=True, allow_unused=True)
+    if pulled.writer is not None:
+        node, what = pulled.writer
+        return f"a rule of op '{node.op}' writes into what it was given: {what} changed during backward"
+    for node in trial.made():
+        for parent, got in pulled.parts.get(node, {}).items():
+            fault = _fault(f, trial, node, parent, got, pulled.incoming[node], tolerance)
+            if fault:
+                return fault
+    return ""
+
+
+def _fault(
+    f: Callable, trial: Trial, node: Node, parent: Node, got: np.ndarray, g: np.ndarray, tolerance: Tolerance
+) -> str:
+    """What is wrong with the rule of `node` for `parent`, "" if nothing is or if it cannot be looked at alone."""
+    operands = [i for i, p in enumerate(node.parents) if p is parent]
+    v = np.random.default_rng(0).normal(size=parent.shape)
+    expected = _own_slope(f, trial, node, parent, v, g, tolerance.eps)
+    if expected is None or not np.isfinite(g).all() or tolerance.allows(np.sum(got * v), expected):
+        return ""
+    worst: tuple[float, tuple, float] = (-1.0, (), 0.0)
+    for index in list(np.ndindex(parent.shape))[:1000]:
+        v = np.zeros(parent.shape)
+        v[index] = 1
+        slope = _own_slope(f, trial, node, parent, v, g, tolerance.eps) or 0.0
+        error = abs(float(got[index]) - slope)
+        if not error <= worst[0]:
+            worst = (error, index, slope)
+    _, index, slope = worst
+    which = f"operand {operands[0]}" if len(operands) == 1 else f"operands {operands}, one tensor,"
+    return (
+        f"the rule of op '{node.op}' is wrong: for its {which} of shape {parent.shape}, index {index}, "
+        f"expected {slope:.8g} by differences of this op alone, got {float(got[index]):.8g}"
+    )
+
+
+def _own_slope(
+    f: Callable, trial: Trial, node: Node, parent: Node, v: np.ndarray, g: np.ndarray, eps: float
+) -> float | None:
+    """d sum(g * result of `node`) along v in its operand `parent`, all its other operands held; None if unknown."""
+    here, start, argument = trial.place(node), trial.place(parent), trial.argument(parent)
+    if here is None or (start is None and argument is None):
+        return None
+    others = (trial.place(p) for p in node.parents if isinstance(p, Node) and p is not parent)
+    held = {i: trial.values[i] for i in others if i is not None}
+    ends = []
+    for sign in (1, -1):
+        leaves, forced = list(trial.leaves), dict(held)
+        if argument is not None:
+            leaves[argument] = Tensor(leaves[argument].data + sign * eps * v, requires_grad=True)
+        elif start is not None:
+            forced[start] = trial.values[start] + sign * eps * v
+        moved = Trial(f, leaves, forced)
+        if moved.ops[here : here + 1] != [node.op] or moved.values[here].shape != node.shape:
+            return None  # f went another way
+        ends.append(moved.values[here])
+    return float(np.sum(g * (ends[0] - ends[1]))) / (2 * eps)
+
+
+def unrecorded_rule(f: Callable, leaves: list, tolerance: Tolerance) -> str:
+    """In words: the first op of f whose rule, as a function of g and of what it saved, is not what it records.
+
+    "" if there is none. Such a rule reads an argument where the engine does not see it: by np.asarray, `.data`, a
+    closure or a kernel.
+    """
+    for node in Trial(f, leaves).made():
+        slots: list[Any] = [node.output if s is OUTPUT else s.data if isinstance(s, Tensor) else s for s in node.saved]
+        places = [i for i, s in enumerate(node.saved) if s is OUTPUT or isinstance(s, Tensor)]
+        places = [i for i in places if slots[i].dtype.kind == "f"]
+        g = np.random.default_rng(1).normal(size=node.shape)
+        try:
+            check_rule = _rule_of(node, slots, places)
+            check_grad(check_rule, g, *(slots[i] for i in places), **tolerance._asdict())
+        except GradientError as error:
+            return _about_rule(node, places, str(error))
+    return ""
+
+
+def _rule_of(node: Node, slots: list, places: list[int]) -> Callable:
+    """What the rules of a node give, as a function of g and of the saved tensors."""
+
+    def contributions(g: Tensor, *tensors: Tensor) -> list[Tensor]:
+        inputs = list(slots)
+        for i, t in zip(places, tensors, strict=True):
+            inputs[i] = t
+        rules: Any = node.pullbacks
+        wanted = [i for i, p in enumerate(node.parents) if isinstance(p, Node) and p.requires_grad]
+        values = [rules[i](g, *inputs) for i in wanted] if isinstance(rules, tuple) else rules(g, *inputs)
+        chosen = values if isinstance(rules, tuple) else [values[i] for i in wanted]
+        return [value if isinstance(value, Tensor) else Tensor(value) for value in chosen]
+
+    return contributions
+
+
+def _about_rule(node: Node, places: list[int], message: str) -> str:
+    """The message of a check of one rule, with the names of the rule's parameters in place of numbers."""
+    rules: Any = node.pullbacks
+    names = list(inspect.signature(rules[0] if isinstance(rules, tuple) else rules).parameters)
+    for k in reversed(range(len(places) + 1)):
+        message = message.replace(f"argument {k} ", f"its argument {names[0 if k == 0 else 1 + places[k - 1]]!r} ", 1)
+    details = message.partition(";")[0]
+    return (
+        f"the rule of op '{node.op}' does not record how it depends on what it reads: {details}; "
+        "make it of NumPy functions on its own arguments"
+    )
