@@ -77,6 +77,25 @@ def test_a_wrong_formula_ends_the_small_lesson(monkeypatch, tmp_path):
         run("05_this_forum_is_awesome", out=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "promise"), [("d_K", "all gradients by the formulas on paper"), ("d_V", "by the formulas on paper")]
+)
+def test_a_wrong_line_ends_the_lesson_on_backward(monkeypatch, tmp_path, name, promise):
+    module = importlib.import_module("06_attention_backward")
+    right = module.by_the_formulas
+    monkeypatch.setattr(module, "by_the_formulas", lambda **w: {**right(**w), name: right(**w)[name] + 1e-11})
+    with pytest.raises(SystemExit, match=promise):
+        run("06_attention_backward", out=tmp_path)
+
+
+def test_the_lesson_on_backward_runs_with_other_numbers(tmp_path, monkeypatch):
+    module = importlib.import_module("06_attention_backward")
+    monkeypatch.setitem(module.START, "W_V", np.zeros((3, 2)))
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit, match="pocket calculator"):
+        module.main(out=tmp_path)
+    assert "WRONG" in out.getvalue() and [path.name for path in tmp_path.iterdir()] == ["graph.svg"]
+
+
 # ---- the phone book
 
 

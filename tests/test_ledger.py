@@ -152,7 +152,7 @@ def test_an_entry_knows_its_op_its_tensors_and_its_numbers():
     (entry,) = ledger.for_("W_Q")
     assert (entry.op, entry.result, entry.operand, entry.operand_name, entry.into) == ("matmul", "Q", 1, "b", "W_Q")
     assert (entry.effect, entry.formula, entry.named) == ("starts", "db = a.T @ g", "dW_Q = X.T @ dQ")
-    assert entry.latex == r"\mathrm{d}b = a^{\top} \, g"
+    assert entry.latex == r"\mathrm{d}W_{Q} = X^{\top} \, \mathrm{d}Q"
     assert list(entry.factors) == ["g", "a"] and entry.factors["a"].tensor == "X"
     assert np.array_equal(entry.factors["a"].value, X.numpy()) and entry.factors["a"].shape == (5, 3)
     assert same(entry.factors["g"].value, ledger.total("Q"))
@@ -271,6 +271,15 @@ def test_a_hook_that_changes_a_gradient_has_an_entry(create_graph):
     with pytest.raises(ValueError, match="a hook is code of its own"):
         hook.evaluate()
     assert "hook on h" in str(hook)
+
+
+def test_hooks_of_modules_have_entries_too():
+    manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    model[1].register_backward_hook(lambda module, grad_input, grad_output: tuple(g * 3.0 for g in grad_input))
+    ledger = model(Tensor(np.ones((2, 3)), "float32")).sum().backward(trace=True)
+    assert "hook" in {entry.op for entry in ledger} and ledger.check() < 1e-5
+    assert same(ledger.total("0.weight"), model[0].weight.grad.numpy())
 
 
 def test_a_hook_that_only_looks_on_has_none():

@@ -165,7 +165,7 @@ class Ledger(Sequence[Entry]):
 
     # ---- to read and to keep
 
-    def table(self, width: int = 100, limit: int = 40) -> str:
+    def table(self, width: int = 120, limit: int = 40) -> str:
         """One line for each contribution; of more than `limit` the ones in the middle are left out."""
         return table(self, width, limit)
 

@@ -93,8 +93,8 @@ class Entry:
 
     @property
     def latex(self) -> str | None:
-        """The formula as LaTeX."""
-        return None if self.formula is None else latex(self.formula)
+        """The formula as LaTeX, with the names that the tensors have."""
+        return None if self.named is None else latex(self.named)
 
     def evaluate(self) -> np.ndarray:
         """What the formula gives for the recorded factors: the contribution again, up to rounding."""

@@ -23,10 +23,13 @@ def table(entries: Sequence[Entry], width: int, limit: int) -> str:
     header = ["#", "rule of", "formula", "", "into", "norm", "module", "line"]
     used = [i for i in range(len(header)) if i < 6 or any(row[i] for row in rows)]
     widths = {i: max(len(row[i]) for row in (header, *rows)) for i in used}
-    # The formula gives way first, then the label of the tensor.
-    for column, least in ((2, 24), (4, 16), (1, 12)):
-        over = sum(widths.values()) + 2 * (len(used) - 1) - width
-        widths[column] = max(widths[column] - max(over, 0), min(least, widths[column]))
+    # Where it is too wide the formula gives way first, then the labels, then what stands in the margin.
+    for column, least in ((2, 24), (4, 20), (1, 12), (7, 0), (6, 0), (4, 12)):
+        over = sum(widths.values()) + 2 * (len(widths) - 1) - width
+        if over > 0 and least == 0:
+            widths.pop(column, None)
+        elif over > 0:
+            widths[column] = max(widths[column] - over, min(least, widths[column]))
     lines = [title, "", _line(header, widths, width), *(_line(row, widths, width) for row in rows)]
     if n > limit:
         note = f"... {n - len(head) - len(tail)} more; table(limit=...) shows them, filters choose among them ..."
@@ -40,9 +43,22 @@ def _row(entry: Entry) -> list[str]:
     if entry.result is not None and entry.result.startswith(entry.op + "#"):
         of = _bare(entry.result)
     into = f"{_bare(entry.into)} {entry.shape}"
-    line = "" if entry.line is None else entry.line.replace("\\", "/").rsplit("/", 1)[-1]
     formula = entry.named or "(none stated)" if entry.op != "hook" else "(a hook changed it)"
-    return [str(entry.number), of, formula, SIGNS[entry.effect], into, f"{entry.norm:.3g}", entry.path or "", line]
+    return [
+        str(entry.number),
+        of,
+        formula,
+        SIGNS[entry.effect],
+        into,
+        f"{entry.norm:.3g}",
+        entry.path or "",
+        _file(entry.line),
+    ]
+
+
+def _file(line: str | None) -> str:
+    """A source line without the folders of its file."""
+    return "" if line is None else line.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _bare(label: str) -> str:
@@ -53,21 +69,21 @@ def _bare(label: str) -> str:
 def _line(cells: list[str], widths: dict[int, int], width: int) -> str:
     parts = []
     for i, room in widths.items():
-        cell = _cut(cells[i], room, from_left=i in (2, 4, 6))
+        cell = _cut(cells[i], room, last_step=i == 2)
         parts.append(f"{cell:>{room}}" if i in (0, 3, 5) else f"{cell:<{room}}")
     return "  ".join(parts)[:width].rstrip()
 
 
-def _cut(text: str, room: int, from_left: bool) -> str:
-    """`text` in `room` characters: of a formula its end counts, and of a path its last part."""
-    if len(text) <= room:
-        return text
-    return "..." + text[len(text) - room + 3 :] if from_left else text[: room - 3] + "..."
+def _cut(text: str, room: int, last_step: bool) -> str:
+    """`text` in `room` characters; of a formula with several steps the last one."""
+    if last_step and len(text) > room and "; " in text:
+        text = "...; " + text.rsplit("; ", 1)[-1]
+    return text if len(text) <= room else text[: room - 3] + "..."
 
 
 def entry_text(entry: Entry, digits: int = 4, full: int = 64) -> str:
     """The formula, every factor's numbers and the contribution; arrays of more than `full` elements summarised."""
-    place = "".join(f", {word} {x}" for word, x in (("in module", entry.path), ("at", entry.line)) if x)
+    place = "".join(f", {word} {x}" for word, x in (("in module", entry.path), ("at", _file(entry.line))) if x)
     if entry.op == "hook":
         first = f"{entry.number}: a hook on {entry.into}"
     elif entry.result is None:
