@@ -37,7 +37,7 @@ def backward(
     See `Tensor.backward`. `watch` is told of every rule that runs.
     """
     node, g = seeded(tensor, gradient, "backward()")
-    order = _tracked_ancestry([node])
+    order = tracked_ancestry([node])
     leaves = {n for n in order if not n.parents}
     found = sweep({node: g}, order, (leaves, leaves), create_graph, retain_graph, watch)
     with _deposit, switched(grad_mode, create_graph):
@@ -76,7 +76,7 @@ def grad(
         seeds[node] = seeds[node] + g if node in seeds else g
     nodes = [leaf_node(x) for x in inputs]
     wanted = set(nodes)
-    order = _leading_to(wanted, _tracked_ancestry(seeds))
+    order = leading_to(wanted, tracked_ancestry(seeds))
     unused = wanted.difference(order)
     if unused and not allow_unused:  # before anything is freed
         i = next(i for i, node in enumerate(nodes) if node in unused)
@@ -89,7 +89,7 @@ def grad(
     return tuple(found.get(node) for node in nodes)
 
 
-def _tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
+def tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
     """The nodes that get a gradient when `roots` have one, latest first: a reverse topological order."""
     order = list(roots)
     seen = set(order)
@@ -102,7 +102,7 @@ def _tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
     return order
 
 
-def _leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
+def leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
     """Those nodes of `order` through which a gradient reaches `wanted`."""
     useful: set[Node] = set()
     for node in reversed(order):
