@@ -155,8 +155,9 @@ class MultiHeadAttention(QKVProjection):
         """query (B, T, d_model), key (B, S, kdim), value (B, S, vdim) -> (B, T, d_model); without B too.
 
         `key` defaults to `query` (self-attention), `value` to `key`. Masks are those of
-        `F.scaled_dot_product_attention` for scores (B, H, T, S). With `need` it returns (output, record), where
-        record.weights is (B, H, T, S), q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v).
+        `F.scaled_dot_product_attention` for scores (B, H, T, S), and so is `path`; the products with W_Q, W_K, W_V
+        and W_O are matrix products on every path. With `need` it returns (output, record), where record.weights is
+        (B, H, T, S), q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v).
         """
         unknown = {word: mask for word, mask in masks.items() if word not in MaskWords.__annotations__}
         refuse_unknown(unknown, "path", "need")

@@ -15,13 +15,14 @@ import numpy as np
 from tinygrad_qkv import ops
 from tinygrad_qkv.nn.fused_path import Terms, all_finite, fused, suits
 from tinygrad_qkv.nn.masks import Mask, keep_and_bias, read, refuse_unknown
+from tinygrad_qkv.nn.scalar_path import scalar
 from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
 from tinygrad_qkv.ops.operands import floating
 from tinygrad_qkv.ops.selection import dropout_by_seed, probability
 from tinygrad_qkv.random import dropout_seed
 from tinygrad_qkv.tensor import Tensor
 
-PATHS = ("tensor", "fused")
+PATHS = ("scalar", "tensor", "fused")
 
 
 class AttentionRecord(NamedTuple):
@@ -104,7 +105,9 @@ def scaled_dot_product_attention(
     output: Any = None
     made: Any = None
     with np.errstate(all="ignore"):  # NaN and inf are nothing to warn of behind a mask, and speak for themselves else
-        if path == "fused" or (path is None and suits(shape)):
+        if path == "scalar":
+            output = scalar(q, k, v, mask, terms, shape)
+        elif path == "fused" or (path is None and suits(shape)):
             output = fused(q, k, v, mask, terms, shape)
         if output is None or not wanted <= {"q", "k", "v"}:
             made = _attend(q, _share_heads(q, k), _share_heads(q, v), mask, terms)

@@ -10,6 +10,7 @@ from tinygrad_qkv import ops
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.nn.dot_product import scaled_dot_product_attention
 from tinygrad_qkv.nn.losses import bce_with_logits, cross_entropy, huber, kl_div, l1, mse, nll
+from tinygrad_qkv.nn.scalar_path import attention_node_count
 from tinygrad_qkv.ops import (
     elu,
     embedding,
@@ -32,6 +33,7 @@ from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
 
 __all__ = [
+    "attention_node_count",
     "bce_with_logits",
     "cross_entropy",
     "dropout",

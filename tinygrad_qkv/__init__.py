@@ -12,6 +12,7 @@ from tinygrad_qkv.backward import grad
 from tinygrad_qkv.checkpointing import checkpoint
 from tinygrad_qkv.derivatives import hessian, hvp, jacobian, jvp, per_sample_grad, vjp
 from tinygrad_qkv.gradient_checks import GradientError, check_grad, check_grad_grad, check_jvp
+from tinygrad_qkv.gradient_paths import explain_grad, explain_softmax_grad
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.buffers import free_buffers
 from tinygrad_qkv.kernels.threads import get_num_threads, set_num_threads
@@ -198,6 +199,8 @@ __all__ = [
     "erf",
     "exp",
     "expand",
+    "explain_grad",
+    "explain_softmax_grad",
     "expm1",
     "eye",
     "flatten",
