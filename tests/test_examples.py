@@ -96,6 +96,25 @@ def test_the_lesson_on_backward_runs_with_other_numbers(tmp_path, monkeypatch):
     assert "WRONG" in out.getvalue() and [path.name for path in tmp_path.iterdir()] == ["graph.svg"]
 
 
+# ---- reuse and accumulate
+
+
+def test_a_loop_that_adds_where_it_should_set_ends_the_lesson(monkeypatch, tmp_path):
+    module = importlib.import_module("02_reuse_and_accumulate")
+    right = module.backward
+    monkeypatch.setattr(module, "backward", lambda loss, order, add=True: right(loss, order))
+    with pytest.raises(SystemExit, match="dL/da with =, distance from 27 is 87"):
+        run("02_reuse_and_accumulate", out=tmp_path)
+
+
+def test_a_right_order_where_it_should_be_wrong_ends_the_lesson(monkeypatch, tmp_path):
+    module = importlib.import_module("02_reuse_and_accumulate")
+    found = module.as_found
+    monkeypatch.setattr(module, "as_found", lambda loss: sorted(found(loss), key=lambda node: -node.number))
+    with pytest.raises(SystemExit, match="dL/da as found, distance from 6 is 108"):
+        run("02_reuse_and_accumulate", out=tmp_path)
+
+
 # ---- the phone book
 
 

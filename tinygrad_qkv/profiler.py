@@ -49,7 +49,7 @@ class profile(Watch):  # noqa: N801, named like the functions beside it
     passed before a module began or ended, a backward pass began or ended, or the block ended, lies outside of ops and
     is a row of its own, and so is the profiler's own work: the rows add up to the time in the block. Looking on costs
     about 2 us an op and as much again in backward, where a tiny op takes 3.0 us for both; not all of it can be seen
-    from inside. Ops that run inside a backward pass, as under create_graph, count as backward, in the module of the rule.
+    from inside. Ops inside a backward pass, as under create_graph, count as backward, in the module of the rule.
 
     Bytes are those that the rules read, each buffer once, under the op that saved it first; leaves that require grad
     are not counted, for they live anyway. A thread is seen where it enters the block itself. One object adds up over
