@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tinygrad_qkv import Tensor, nn
+from tinygrad_qkv import Tensor, hvp, jvp, nn
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
@@ -47,6 +47,37 @@ def test_scaled_dot_product_attention(masks):
         lambda q, k, v: TF.scaled_dot_product_attention(q, k, v, **theirs),
         *(numbers(B, H, n, width, seed=n) for n, width in ((T, 4), (s, 4), (s, 11))),
     )
+
+
+@pytest.mark.parametrize("path", ["tensor", "fused"])
+@pytest.mark.parametrize("masks", ["none", "attend", "causal"])
+def test_jvp_and_hvp_of_attention(masks, path):
+    """PyTorch's own path on a CPU refuses both; the one that keeps all scores does not."""
+    keep = numbers(B, 1, T, S, seed=4) > -1
+    keep[..., 0] = True
+    ours, theirs, s = {
+        "none": ({}, {}, S),
+        "attend": ({"attend": keep}, {"attn_mask": torch.tensor(keep)}, S),
+        "causal": ({"is_causal": True}, {"is_causal": True}, T),
+    }[masks]
+    shapes = [(B, H, n, width) for n, width in ((T, 4), (s, 4), (s, 11))]
+    points, directions = ([numbers(*shape, seed=i) for i, shape in enumerate(shapes, start)] for start in (1, 4))
+    w = numbers(B, H, T, 11, seed=9)
+    p, v = (tuple(map(torch.tensor, xs)) for xs in (points, directions))
+
+    def mine(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, path=path, **ours)
+
+    def other(q, k, v):
+        return TF.scaled_dot_product_attention(q, k, v, **theirs)
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        _, tangent = torch.autograd.functional.jvp(other, p, v)
+        _, product = torch.autograd.functional.hvp(lambda *xs: (other(*xs).square() * torch.tensor(w)).sum(), p, v)
+    np.testing.assert_allclose(jvp(mine, points, directions)[1], tangent, rtol=1e-10, atol=1e-10)
+    found = hvp(lambda *xs: (mine(*xs).square() * w).sum(), points, directions)
+    for got, expected in zip(found, product, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("widths", [(D, D), (5, 11)])

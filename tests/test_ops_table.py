@@ -14,7 +14,7 @@ import op_rows_shapes
 import pytest
 from op_table import NOT_OPS, PRIVATE, Row, is_leaf, normal
 
-from tinygrad_qkv import GradientError, Tensor, check_grad, check_grad_grad, check_jvp, grad, hvp, ops
+from tinygrad_qkv import GradientError, Tensor, check_grad, check_grad_grad, check_jvp, grad, hvp, ops, vjp
 from tinygrad_qkv.autograd import OUTPUT, Node, ancestry, record
 from tinygrad_qkv.formulas import evaluate, rule_values
 
@@ -41,6 +41,16 @@ def floats_of(inputs: list) -> list[Tensor]:
 
 def outputs(row: Row, inputs: list) -> list[Tensor]:
     return listed(row.call(*inputs))
+
+
+def floats_only(row: Row) -> Any:
+    """The outputs of a row as a function of its float inputs."""
+
+    def f(*xs: Tensor) -> list[Tensor]:
+        remaining = iter(xs)
+        return outputs(row, [next(remaining) if is_leaf(x) else x for x in row.inputs])
+
+    return f
 
 
 def nodes(results: list[Tensor]) -> list[Node]:
@@ -122,6 +132,18 @@ def test_second_order_by_differences(row):
 
 
 @every(DIFFERENTIABLE)
+def test_third_order_by_differences(row):
+    """The second order of the gradient."""
+    weights = [np.sin(1 + np.arange(np.size(y))).reshape(np.shape(y)) for y in listed(row.reference(*row.inputs))]
+    f = floats_only(row)
+
+    def gradient(*xs: Tensor) -> list[Tensor]:
+        return listed(vjp(f, *xs)[1](weights))
+
+    check_grad_grad(gradient, *filter(is_leaf, row.inputs))
+
+
+@every(DIFFERENTIABLE)
 def test_jvp_by_differences(row):
     check_jvp(row.call, *row.inputs)
 
@@ -129,18 +151,16 @@ def test_jvp_by_differences(row):
 @every(DIFFERENTIABLE)
 def test_the_hessian_is_symmetric(row):
     """u H v = v H u, for a weighted sum of the op's results."""
-    random = np.random.default_rng(7)
+    random, f = np.random.default_rng(7), floats_only(row)
     points = [x for x in row.inputs if is_leaf(x)]
     weights = [np.cos(1 + np.arange(np.size(y))).reshape(np.shape(y)) for y in listed(row.reference(*row.inputs))]
 
-    def f(*xs: Tensor) -> Any:
-        remaining = iter(xs)
-        results = outputs(row, [next(remaining) if is_leaf(x) else x for x in row.inputs])
-        return sum((y * w).sum() for y, w in zip(results, weights, strict=True))
+    def loss(*xs: Tensor) -> Any:
+        return sum((y * w).sum() for y, w in zip(f(*xs), weights, strict=True))
 
     u, v = ([random.normal(size=x.shape) for x in points] for _ in range(2))
     left, right = (
-        sum(float(np.sum(a * np.asarray(b))) for a, b in zip(p, hvp(f, points, q), strict=True))
+        sum(float(np.sum(a * np.asarray(b))) for a, b in zip(p, hvp(loss, points, q), strict=True))
         for p, q in ((u, v), (v, u))
     )
     assert left == pytest.approx(right, rel=1e-10, abs=1e-10)

@@ -60,8 +60,7 @@ def grad(
     Several outputs add up. An input that no output depends on raises, or gives None under `allow_unused`. What the
     ops from the inputs to the outputs saved is freed, unless `retain_graph`, which defaults to `create_graph`.
     """
-    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    outputs, inputs = _listed(outputs), _listed(inputs)
     gradients = [grad_outputs] if not isinstance(grad_outputs, (list, tuple)) else list(grad_outputs)
     if grad_outputs is None:
         gradients = [None] * len(outputs)
@@ -77,16 +76,19 @@ def grad(
     nodes = [leaf_node(x) for x in inputs]
     wanted = set(nodes)
     order = leading_to(wanted, tracked_ancestry(seeds))
-    unused = wanted.difference(order)
-    if unused and not allow_unused:  # before anything is freed
-        i = next(i for i, node in enumerate(nodes) if node in unused)
-        raise RuntimeError(
-            f"grad(): no output depends on input {i} of shape {nodes[i].shape}; pass allow_unused=True to get None"
-        )
     useful = set(order)
+    for i, node in enumerate(nodes):
+        if node not in useful and not allow_unused:  # asked before anything is freed
+            raise RuntimeError(
+                f"grad(): no output depends on input {i} of shape {node.shape}; pass allow_unused=True to get None"
+            )
     ends = {node for node in wanted if useful.isdisjoint(node.parents)}  # nothing that is asked for lies beyond them
     found = sweep(seeds, order, (wanted, ends), create_graph, retain_graph)
     return tuple(found.get(node) for node in nodes)
+
+
+def _listed(tensors: Any) -> list:
+    return list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, Tensor) else [tensors]
 
 
 def tracked_ancestry(roots: Iterable[Node]) -> list[Node]:

@@ -25,6 +25,7 @@ class Trial(Observer):
         self.leaves, self.forced = leaves, forced or {}
         self.ops: list[str] = []
         self.tensors: list[Tensor] = []
+        self.operands: list[tuple] = []
         self.values: list[np.ndarray] = []  # as they were made
         self.nodes: list[Node | None] = []
         self.before = [x.data.copy() if isinstance(x, Tensor) else None for x in leaves]
@@ -42,6 +43,7 @@ class Trial(Observer):
             out._data = value.copy()
         self.ops.append(op)
         self.tensors.append(out)
+        self.operands.append(parents)
         self.values.append(out.data.copy())
         self.nodes.append(out._node)
 
@@ -57,6 +59,11 @@ class Trial(Observer):
             if own is node or (own is None and tensor._node is node):
                 return i
         return None
+
+    def differs(self, other: Trial, place: int, i: int) -> bool:
+        """Whether operand `i` of the op number `place` has another value in another run."""
+        mine, theirs = (run.operands[place][i] for run in (self, other))
+        return isinstance(mine, Tensor) and not _same(mine.data, theirs.data)
 
     def argument(self, node: Node) -> int | None:
         """The number of the leaf with this node among the arguments of f."""

@@ -85,6 +85,8 @@ def _own_slope(
         moved = Trial(f, leaves, forced)
         if moved.ops[here : here + 1] != [node.op] or moved.values[here].shape != node.shape:
             return None  # f went another way
+        if any(p is not parent and moved.differs(trial, here, i) for i, p in enumerate(node.parents)):
+            return None  # what f makes of a value without an op cannot be held
         ends.append(moved.values[here])
     return float(np.sum(g * (ends[0] - ends[1]))) / (2 * eps)
 
