@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tinygrad_qkv import Tensor
-from tinygrad_qkv.formulas import evaluate, rule_values
+from tinygrad_qkv.formulas import evaluate, names_read, renamed, rule_values
 
 A, B, G = (np.random.default_rng(k).normal(size=(3, 5)) for k in range(3))
 VALUES = {"g": G, "a": A, "b": B, "axes": (1,), "axis": 1, "index": ([0, 2], [1, 1]), "n": 4}
@@ -98,3 +98,26 @@ def test_the_rule_of_a_reduction_sees_its_axes_kept():
         saved = [y.data if i == 0 and "y" in names else getattr(s, "data", s) for i, s in enumerate(node.saved)]
         values = rule_values(node.pullbacks[0], np.ones(y.shape), saved)
         assert all(values[name].shape == (1, 3, 1) for name in names)
+
+
+def test_what_a_formula_reads_from_outside():
+    assert names_read("S = a @ b.T + pi; S = S * scale; dx = where(x < inf, exp(S), g)") == {
+        *("a", "b", "scale", "x", "g")
+    }
+    assert names_read("x = x * 2; dx = x") == {"x"}
+    assert names_read("dx = sum(sum, axis)") == {"sum", "axis"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "expected"),
+    [
+        ("db = a.T @ g", {"db": "dW_Q", "a": "X", "g": "dQ"}, "dW_Q = X.T @ dQ"),
+        ("da = g * T.T", {"T": "Z"}, "da = g * Z.T"),
+        ("dx = sum(sum, axis) * 1e-5", {"sum": "A", "axis": "3", "e": "E"}, "dx = sum(A, 3) * 1e-5"),
+        ("da = g * b", {"a": "A", "d": "D", "b": "b"}, "da = g * b"),
+        ("dx = y * g", {"x": "y", "y": "A", "g": "y"}, "dx = y * g"),  # y would mean two things
+        ("dx = y * (g - sum(g * y, axis))", {"g": "axis"}, "dx = y * (g - sum(g * y, axis))"),
+    ],
+)
+def test_a_formula_with_other_names(text, names, expected):
+    assert renamed(text, names) == expected

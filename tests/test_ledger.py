@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from test_ops_table import DIFFERENTIABLE, every, floats_of, leaves, outputs
 
-from tinygrad_qkv import Tensor, dropout, grad, manual_seed, nn, recording
+from tinygrad_qkv import Ledger, Tensor, dropout, grad, manual_seed, nn, recording
 from tinygrad_qkv.autograd import record
 from tinygrad_qkv.gradient_checks import GradientError
-from tinygrad_qkv.ledger import Ledger
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
@@ -333,6 +332,13 @@ def test_by_op_by_module_and_by_slice():
     assert ledger[-1] is list(ledger)[-1]
 
 
+def test_module_10_does_not_lie_in_module_1():
+    manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
+    ledger = model(Tensor([[1.0, 2.0]])).sum().backward(trace=True)
+    assert {entry.path for entry in ledger.in_module("1")} == {"1"}
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -385,7 +391,9 @@ def test_an_entry_is_printed_with_every_number(capsys):
     assert f"{entry.value[2, 1]:.2f}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("scale", "shown"), [(1e-9, "e-09"), (1e9, "e+09"), (1.0, "0.5")])
+@pytest.mark.parametrize(
+    ("scale", "shown"), [(1e-9, "[5.0e-10 1.5e-09]"), (1e9, "[5.0e+08 1.5e+09]"), (1.0, "[0.5 1.5]")]
+)
 def test_numbers_far_from_1_keep_their_digits(scale, shown):
     x = leaf(2, name="x")
     assert shown in str((x * Tensor([0.5 * scale, 1.5 * scale], "float64")).sum().backward(trace=True)[-1])
@@ -424,6 +432,13 @@ def test_every_kind_of_factor_survives_json():
         assert type(other) is type(factor.value) and repr(other) == repr(factor.value)
     np.testing.assert_array_equal(again.total("leaf#0"), [1.0, math.nan, -math.inf])
     assert np.signbit(again[1].factors["k"].value)
+
+
+def test_an_array_stands_in_the_json_once():
+    ledger = head()[-1].backward(trace=True)
+    used = [e.value for e in ledger] + [f.value for e in ledger for f in e.factors.values() if f.shape is not None]
+    distinct = len({id(array) for array in used})
+    assert len(json.loads(ledger.to_json())["arrays"]) == distinct < len(used)
 
 
 def test_nan_and_inf_evaluate_to_nan_and_inf():
@@ -475,11 +490,29 @@ def test_a_wrong_formula_is_found():
         y.sum().backward(trace=True).check()
 
 
+def test_a_formula_that_is_almost_right_is_found():
+    x = leaf(3)
+    y = record(x.data * 3.0, "triple", (x,), (), (lambda g: g * (3 + 1e-10),), ("dx = 3 * g",))
+    with pytest.raises(GradientError, match="triple"):
+        y.sum().backward(trace=True).check()
+
+
 def test_a_formula_that_is_finite_where_the_rule_is_not_is_found():
     x = Tensor([0.0], "float64", requires_grad=True)
     y = record(np.sqrt(x.data), "root", (x,), (x,), (lambda g, x: g / (2 * np.sqrt(x)),), ("dx = g * x",))
     with pytest.raises(GradientError, match="differ by inf"):
         y.sum().backward(trace=True).check()
+
+
+def test_a_rule_that_writes_into_its_gradient_is_found():
+    def doubled(g):
+        g *= 2
+        return g
+
+    x = leaf(3)
+    y = record(x.data * 2.0, "twice", (x,), (), (doubled,), ("dx = g",))
+    with pytest.raises(GradientError, match=r"twice: dx = g.*: its g is not the sum of what had arrived at twice"):
+        (y * 3.0).sum().backward(trace=True).check()
 
 
 @pytest.mark.parametrize(

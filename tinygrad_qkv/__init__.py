@@ -148,6 +148,7 @@ from tinygrad_qkv.tensor import Tensor
 
 if TYPE_CHECKING:  # `__getattr__` below brings these when the program runs
     from tinygrad_qkv import nn
+    from tinygrad_qkv.ledger import Ledger
     from tinygrad_qkv.viz.graph import draw_graph
 
 __version__ = "0.1.0"
@@ -161,6 +162,7 @@ if __name__ == "tinygrad_qkv" and not (_here / "nn").is_dir():
 __all__ = [
     "OUTPUT",
     "GradientError",
+    "Ledger",
     "Tensor",
     "abs",
     "add",
@@ -335,6 +337,8 @@ def __getattr__(name: str) -> object:
     """Import what stands above the engine when it is first asked for: the engine itself needs none of it."""
     if name == "nn":
         return importlib.import_module("tinygrad_qkv.nn")
+    if name == "Ledger":
+        return importlib.import_module("tinygrad_qkv.ledger").Ledger
     if name == "draw_graph":
         return importlib.import_module("tinygrad_qkv.viz.graph").draw_graph
     raise missing("module 'tinygrad_qkv'", name, _elsewhere)

@@ -142,7 +142,7 @@ class Ledger(Sequence[Entry]):
             if entry.formula is not None:
                 error = entry.error()
                 worst = max(worst, error)
-                if not error <= TOLERANCE.get(entry.value.dtype.name, 1e-4):
+                if error > TOLERANCE.get(entry.value.dtype.name, 1e-4):
                     raise GradientError(
                         f"{entry!r}: the formula gives numbers that differ by {error:.3g} of their scale"
                     )

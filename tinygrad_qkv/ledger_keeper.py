@@ -83,10 +83,6 @@ class LedgerKeeper(Observer):
             }
             self._write(node.op, node, i, parent, formula, factors, self._copy(value))
 
-    def backward_ended(self) -> None:
-        """Let go of the pass's own arrays."""
-        self._copies.clear()
-
     # ---- how it is written down
 
     def _write(
