@@ -132,7 +132,7 @@ def _softmax(scores: list[Tensor]) -> list[Tensor]:
     """exp(score) / sum of them all, after the largest was subtracted, which changes nothing but keeps exp small."""
     if not scores:
         return []
-    largest = float(np.max([score.item() for score in scores]))  # NaN too
+    largest = max(score.item() for score in scores)
     exps = [ops.exp(score - largest) for score in scores]
     total = _sum(exps)
     return [e / total for e in exps]

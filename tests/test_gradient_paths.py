@@ -144,11 +144,14 @@ def test_a_path_through_two_counts_to_the_one_that_x_enters_first():
     g = 2 * b.numpy()
     np.testing.assert_allclose(split.parts["A"], g * 6 + 2, atol=1e-12)
     np.testing.assert_allclose(split.parts["B"], g * 5, atol=1e-12)
-    assert split.nested == (("A", "B"),) and "paths that enter 'A' and then 'B' count to 'A'" in str(split)
+    assert split.nested == (("A", "B"),) and str(split).endswith("enters first: A then B")
     assert list(split.parts) == ["A", "B"]
     same = explain_grad((b * b + a).sum(), x, {"either": [a, b]})
     np.testing.assert_allclose(same.parts["either"], g * 11 + 2, atol=1e-12)
     assert same.nested == () and list(same.parts) == ["either"]
+    c = b * 7 + a  # behind b and behind a: to be counted once all the same
+    three = explain_grad(c.sum(), x, {"any": [a, b, c]})
+    np.testing.assert_allclose(three.parts["any"], [7 * 11 + 2] * 3, atol=1e-12)
 
 
 def test_in_a_stack_a_name_means_all_layers_and_a_longer_one_a_single_layer():
@@ -171,6 +174,7 @@ def test_in_a_stack_a_name_means_all_layers_and_a_longer_one_a_single_layer():
 def test_memory_enters_a_decoder_by_keys_and_values_alone():
     attn, memory, h = in_float64(nn.MultiHeadAttention(D, H)), leaf(B, 7, D, seed=3), leaf(B, T, D)
     once = attn(h, memory)
+    assert explain_grad((once * C).sum(), memory, ["q", "k", "v"]).nested == ()
     split = explain_grad((attn(once, memory) * C).sum(), memory, ["q", "k", "v", "residual"])
     assert split.norms["residual"] == 0 and split.norms["k"] > 0.01 and split.norms["v"] > 0.01
     assert split.norms["q"] == 0 and set(split.nested) >= {("k", "q"), ("v", "q")}  # q of the second call, after k or v
@@ -202,6 +206,19 @@ def test_a_frozen_parameter_still_names_its_path_and_inner_tensors_are_explained
     split = explain_grad((attn(inner) * C).sum(), inner, ["q", "k", "v"])
     assert_adds_up(split, grad((attn(inner) * C).sum(), inner)[0])
     assert list(split.parts) == ["q", "k", "v"] and min(split.norms.values()) > 0.01
+
+
+def test_a_parameter_and_a_tensor_inside_of_a_module_can_be_x():
+    attn, x = in_float64(nn.MultiHeadAttention(D, H)), leaf(B, T, D)
+    attn.W_K = attn.W_Q
+    output, record = attn(x, need=("v",))
+    loss = (output * C).sum()
+    assert list(explain_grad(loss, record.v, ["W_O"]).parts) == ["W_O"]
+    tied = explain_grad(loss, attn.W_Q, ["W_Q", "v"])
+    assert tied.shares == {"W_Q": 1, "v": 0}
+    block = in_float64(nn.TransformerBlock(D, H))
+    output, record = block(x, need=("v",))
+    assert list(explain_grad((output * C).sum(), record.v, ["attn"]).parts) == ["attn"]
 
 
 # ---- the graph stays, and so do the gradients

@@ -79,12 +79,14 @@ def test_shared_heads_and_broadcast_axes_agree():
         assert_close(run("scalar", arrays, is_causal=True), run("tensor", arrays, is_causal=True), 4e-15)
 
 
-def test_a_learnt_bias_gets_its_gradient_where_it_counts():
-    for shape in ((T, S), (3, 1, S), (2, 1, T, 1), ()):
+def test_a_learnt_bias_gets_its_gradient_and_each_of_its_numbers_is_taken_out_once():
+    for shape, used in {(T, S): 12, (3, 1, S): 15, (2, 1, T, 1): 6, (): 1}.items():
         found = []
         for path in ("scalar", "tensor"):
             bias = Tensor(numbers(*shape, seed=5), requires_grad=True)
-            attention(*qkv((2, 3)), bias=bias, is_causal=True, path=path).square().sum().backward()
+            output = attention(*qkv((2, 3)), bias=bias, is_causal=True, path=path)
+            assert op_counts(output).get("getitem", used) == used
+            output.square().sum().backward()
             found.append(bias.grad.numpy())
         np.testing.assert_allclose(*found, rtol=0, atol=1e-14)
 

@@ -61,7 +61,9 @@ class GradientPaths:
             lines.append(f"{name:<{width}}  {length:>10.4g}  {share:>8.1%}  {cosine:>7.3f}")
         whole = float(np.linalg.norm(self.total.data))
         lines.append(f"{'all':<{width}}  {whole:>10.4g}  {1:>8.1%}  {1:>7.3f}   parts add up within {self.error:.1e}")
-        lines += [f"paths that enter {a!r} and then {b!r} count to {a!r}" for a, b in self.nested]
+        if self.nested:
+            pairs = ", ".join(f"{first} then {second}" for first, second in self.nested)
+            lines.append(f"a path through two counts to the one that x enters first: {pairs}")
         return "\n".join(lines).replace("nan%", "  --").replace("nan", " --")
 
     __repr__ = __str__

@@ -49,7 +49,7 @@ def _meetings(leaves: set[Node], graph: list[Node], between: set[Node]) -> set[N
                 found.add(node)
         elif parents and made.issuperset(parents):
             made.add(node)
-    return found - leaves
+    return found
 
 
 def _module_test(matches: Callable[[str | None], bool]) -> Callable[[Node], bool]:
