@@ -480,6 +480,14 @@ def test_an_op_without_a_formula_says_so():
     check_round_trip(ledger)
 
 
+def test_a_formula_need_not_read_g_and_may_name_the_gradient_as_it_likes():
+    x = leaf(3, name="x")
+    y = record(x.data * 2.0, "op", (x,), (x,), (lambda g, x: x * 2,), ("grad_x = 2 * x",))
+    ledger = y.sum().backward(trace=True)
+    assert ledger.check() == 0 and list(ledger[-1].factors) == ["g", "x"]
+    assert (ledger[-1].target, ledger[-1].operand_name, ledger[-1].named) == ("grad_x", "grad_x", "dx = 2 * x")
+
+
 # ---- the checks can fail
 
 

@@ -76,14 +76,19 @@ class Entry:
     @property
     def operand_name(self) -> str | None:
         """The operand's name in the formula: b of `db = a.T @ g`."""
-        return None if self.formula is None else self._target[1:]
+        return None if self.target is None else self.target.removeprefix("d") or None
+
+    @property
+    def target(self) -> str | None:
+        """What the formula calls the contribution: db of `db = a.T @ g`."""
+        return None if self.formula is None else self.formula.split(";")[-1].split("=")[0].strip()
 
     @property
     def named(self) -> str | None:
         """The formula with the names that the tensors have, e.g. `dW_Q = X.T @ dQ` for `db = a.T @ g`."""
-        if self.formula is None:
+        if self.formula is None or self.target is None:
             return None
-        names = {self._target: _short(self.into, "d")}
+        names = {self.target: _short(self.into, "d")}
         for i, (name, factor) in enumerate(self.factors.items()):
             if type(factor.value) in (int, float):
                 names[name] = _number(factor.value)
@@ -124,11 +129,6 @@ class Entry:
     def show(self, digits: int = 4, full: int = 64) -> None:
         """Print the formula, the numbers of every factor, and the contribution; arrays up to `full` elements whole."""
         print(entry_text(self, digits, full))
-
-    @property
-    def _target(self) -> str:
-        """The name that the formula's last step gives its value."""
-        return str(self.formula).split(";")[-1].split("=")[0].strip()
 
     def __str__(self) -> str:
         return entry_text(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class LedgerKeeper(Observer):
             rule: Any = node.pullbacks[i] if isinstance(node.pullbacks, tuple) else node.pullbacks
             formula = node.formulas[i] if i < len(node.formulas) else None
             values = _named_inputs(rule, inputs)
-            read = set(values) if formula is None else names_read(formula)
+            read = set(values) if formula is None else {*names_read(formula), next(iter(values))}  # g in any case
             factors = {
                 name: (self._kept(x), source)
                 for (name, x), source in zip(values.items(), sources, strict=True)
@@ -143,10 +144,10 @@ def _source(saved: Any, node: Node) -> Node | None:
 
 def _labels(nodes: list[Node]) -> dict[Node, str]:
     """A label for each node: its name, or what made it, its number and its shape."""
-    names = [node.name for node in nodes if node.name]
+    times = Counter(node.name for node in nodes)
     labels = {}
     for i, node in enumerate(nodes):
-        only = node.name if node.name and names.count(node.name) == 1 else None
+        only = node.name if node.name and times[node.name] == 1 else None
         labels[node] = only or f"{node.name or node.op}#{i} {node.shape}"
     return labels
 

@@ -102,9 +102,8 @@ def entry_text(entry: Entry, digits: int = 4, full: int = 64) -> str:
         tensor = "" if factor.tensor is None else f", {'the gradient of' * (i == 0)} {_bare(factor.tensor)}"
         lines += ["", *_value_lines(name, tensor.replace(",  ", ", "), factor.value, digits, full)]
     what = {"starts": "starts", "accumulates into": "is added to", "replaces": "replaces"}[entry.effect]
-    name = "value" if entry.operand_name is None else "d" + entry.operand_name
     about = f", {what} the gradient of {_bare(entry.into)}, norm {entry.norm:.{digits}g}"
-    return "\n".join([*lines, "", *_value_lines(name, about, entry.value, digits, full)])
+    return "\n".join([*lines, "", *_value_lines(entry.target or "value", about, entry.value, digits, full)])
 
 
 def _value_lines(name: str, about: str, value: Any, digits: int, full: int) -> list[str]:
