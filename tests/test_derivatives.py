@@ -21,6 +21,7 @@ from tinygrad_qkv import (
     per_sample_grad,
     vjp,
 )
+from tinygrad_qkv.autograd import between
 
 
 def numbers(*shape, seed=0):
@@ -247,6 +248,17 @@ def test_nothing_outlives_the_results():
         assert len(seen) == 4 and all(h() is None for h in seen)
     finally:
         gc.enable()
+
+
+def test_a_derivative_of_the_last_step_does_not_look_at_the_steps_before():
+    """Each step holds a derivative of its own; walking the whole run in each would take quadratic time."""
+    y = x = leaf(X)
+    for _ in range(3):
+        y = y + 0.01 * hvp(lambda z: (z**3).sum(), y, np.ones(5))
+    last = y * 1.0
+    assert [node.op for node in between([last._node], {y._node})] == ["mul", "add"]
+    y.sum().backward()
+    close(x.grad, np.full(5, 1.06**3))
 
 
 # ---- per sample

@@ -180,7 +180,7 @@ def test_a_rule_that_writes_into_what_it_saved_is_named():
 
 def test_a_gradient_that_gets_lost_between_ops_is_not_blamed_on_one():
     for f in (lambda x: x * x.detach(), lambda x: x * Tensor(x.numpy())):
-        with pytest.raises(GradientError, match=r"every op's own rule agrees .* gets lost between ops"):
+        with pytest.raises(GradientError, match=r"every op's own rule agrees .* gets lost or changed between ops"):
             check_grad(f, X)
     with pytest.raises(GradientError, match="no output of f requires grad"):
         check_grad(lambda x: x.detach() * 2.0, X)

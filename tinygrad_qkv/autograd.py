@@ -185,3 +185,43 @@ def ancestry(roots: Iterable[Node]) -> list[Node]:
                 seen.add(parent)
                 stack.append(parent)
     return sorted(seen, key=by_number, reverse=True)
+
+
+def tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
+    """The nodes that get a gradient when `roots` have one, latest first: a reverse topological order."""
+    order = list(roots)
+    seen = set(order)
+    for node in order:  # grows on the way
+        for parent in node.parents:
+            if type(parent) is Node and parent.requires_grad and parent not in seen:
+                seen.add(parent)
+                order.append(parent)
+    order.sort(key=by_number, reverse=True)
+    return order
+
+
+def leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
+    """Those nodes of `order` through which a gradient reaches `wanted`."""
+    useful: set[Node] = set()
+    for node in reversed(order):
+        if node in wanted or not useful.isdisjoint(node.parents):
+            useful.add(node)
+    return [node for node in order if node in useful]
+
+
+def between(roots: Iterable[Node], wanted: set[Node]) -> list[Node]:
+    """The nodes through which a gradient goes from `roots` to `wanted`, latest first.
+
+    A node is younger than all that it was made from, so nothing older than the oldest of `wanted` is looked at: a
+    derivative of the last step of a long run does not cost the length of the run.
+    """
+    oldest = min(map(by_number, wanted), default=0)
+    order = list(roots)
+    seen = set(order)
+    for node in order:  # grows on the way
+        for parent in node.parents:
+            if type(parent) is Node and parent.requires_grad and parent.number >= oldest and parent not in seen:
+                seen.add(parent)
+                order.append(parent)
+    order.sort(key=by_number, reverse=True)
+    return leading_to(wanted, order)

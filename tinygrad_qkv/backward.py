@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.autograd import OUTPUT, Node, by_number, leaf_node
+from tinygrad_qkv.autograd import OUTPUT, Node, between, leaf_node, tracked_ancestry
 from tinygrad_qkv.hooks import pass_notes, run_hooks
 from tinygrad_qkv.kernels import total
 from tinygrad_qkv.kernels.buffers import empty, is_whole
@@ -75,7 +75,7 @@ def grad(
         seeds[node] = seeds[node] + g if node in seeds else g
     nodes = [leaf_node(x) for x in inputs]
     wanted = set(nodes)
-    order = leading_to(wanted, tracked_ancestry(seeds))
+    order = between(seeds, wanted)
     useful = set(order)
     for i, node in enumerate(nodes):
         if node not in useful and not allow_unused:  # asked before anything is freed
@@ -89,28 +89,6 @@ def grad(
 
 def _listed(tensors: Any) -> list:
     return list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, Tensor) else [tensors]
-
-
-def tracked_ancestry(roots: Iterable[Node]) -> list[Node]:
-    """The nodes that get a gradient when `roots` have one, latest first: a reverse topological order."""
-    order = list(roots)
-    seen = set(order)
-    for node in order:  # grows on the way
-        for parent in node.parents:
-            if type(parent) is Node and parent.requires_grad and parent not in seen:
-                seen.add(parent)
-                order.append(parent)
-    order.sort(key=by_number, reverse=True)
-    return order
-
-
-def leading_to(wanted: set[Node], order: list[Node]) -> list[Node]:
-    """Those nodes of `order` through which a gradient reaches `wanted`."""
-    useful: set[Node] = set()
-    for node in reversed(order):
-        if node in wanted or not useful.isdisjoint(node.parents):
-            useful.add(node)
-    return [node for node in order if node in useful]
 
 
 def sweep(

@@ -18,8 +18,8 @@ class GradientError(AssertionError):
 
 
 BETWEEN_OPS = (
-    "every op's own rule agrees with differences, so the gradient gets lost between ops (detach(), no_grad(), .data or "
-    ".numpy() in f), or f jumps or bends right here"
+    "every op's own rule agrees with differences, so the gradient gets lost or changed between ops (detach(), "
+    "no_grad(), .data, .numpy() or a hook in f), or f jumps or bends right here"
 )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.autograd import Node, ancestry, by_number, recorded_node
-from tinygrad_qkv.backward import grad, leading_to, sweep, tracked_ancestry
+from tinygrad_qkv.autograd import Node, ancestry, between, by_number, leading_to, recorded_node
+from tinygrad_qkv.backward import grad, sweep
 from tinygrad_qkv.path_names import nodes_named
 from tinygrad_qkv.seeds import seeded
 from tinygrad_qkv.tensor import Tensor
@@ -91,7 +91,7 @@ def explain_grad(
     start, g = seeded(loss, gradient, "explain_grad()")
     end = recorded_node(x, "explain_grad()")
     graph = ancestry([start])[::-1]
-    order = leading_to({end}, tracked_ancestry([start]))
+    order = between([start], {end})
     if end not in order:
         raise ValueError(f"explain_grad(): the loss does not depend on this tensor of shape {x.shape}")
     for node in order:
