@@ -92,6 +92,14 @@ def test_an_output_that_nobody_uses_cannot_spoil_the_others():
     assert x.grad.tolist() == [2.0, 2.0]
 
 
+def test_an_operand_that_the_used_output_does_not_read():
+    x = leaf(3)
+    h = x * x
+    y, z = checkpoint(lambda a, b: (a.exp(), b * 3.0), h, x)
+    np.testing.assert_allclose(grad(y.sum(), x, retain_graph=True)[0], np.exp(h.numpy()) * 2 * x.numpy())
+    np.testing.assert_array_equal(grad(z.sum(), x)[0], np.full(3, 3.0))
+
+
 def test_outputs_of_two_dtypes_and_the_same_output_twice():
     x = leaf(3, dtype=np.float32)
 

@@ -305,12 +305,10 @@ def test_a_generator_that_is_closed_in_another_thread_changes_nothing_there(x):
             seen.append(records(x))
         seen.append(records(x))
 
-    threading.Thread(target=lambda: next(generator)).start()
-    while generator.gi_frame.f_lasti < 0 or generator.gi_running:
-        pass
-    thread = threading.Thread(target=close)
-    thread.start()
-    thread.join(20)
+    for work in (lambda: next(generator), close):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(20)
     assert seen == [True, True] and records(x)
 
 

@@ -99,10 +99,10 @@ def test_saved_bytes_are_counted_once_a_buffer_and_parameters_not():
 def test_buffers_that_are_gone_are_forgotten():
     x = leaf(100)
     with profile() as p:
-        for _ in range(50):
-            x.exp()
-    assert row(p, "exp").saved_bytes == 50 * 800
-    assert len(p._buffers.seen) <= 1
+        kept = [x.exp() for _ in range(50)]
+    assert row(p, "exp").saved_bytes == 50 * 800 and len(p._buffers.seen) == 50
+    kept.clear()
+    assert not p._buffers.seen
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -191,9 +191,15 @@ def test_one_object_adds_up_over_blocks_and_decorated_calls():
 
     step()
     step()
-    with p, p:  # twice is seen once
-        x.exp()
+    before = p.seconds
+    started = perf_counter()
+    with p:
+        entered = perf_counter()
+        with p:  # twice is seen once
+            x.exp()
+        about_to_leave = perf_counter()
     assert row(p, "exp").calls == 3
+    assert about_to_leave - entered <= p.seconds - before <= perf_counter() - started
     x.exp()
     assert row(p, "exp").calls == 3
 

@@ -88,8 +88,6 @@ def checked(replaced: Any, shape: tuple[int, ...], dtype: np.dtype, place: str) 
             f"{place} returned {g.dtype} of shape {g.shape}; a gradient here has shape {shape} and is made of "
             f"floats ({dtype})"
         )
-    if not g._data.flags.writeable:  # kernels are compiled for arrays that may be written
-        g = g.clone()
     return g if g.dtype == dtype else g.astype(dtype)
 
 
