@@ -1,4 +1,12 @@
-"""The gradient ledger as JSON: exact numbers, each array once, and no NaN or Infinity outside quotes."""
+"""The gradient ledger as JSON: exact numbers, each array once, and no NaN or Infinity outside quotes.
+
+    {"format": "gradient ledger 1", "whole": true, "arrays": [{"dtype": "float64", "shape": [2, 3], "values": [...]}],
+     "entries": [{"op": "matmul", "into": "W_Q", "formula": "db = a.T @ g", "latex": ..., "value": 7,
+                  "factors": {"g": {"value": {"array": 3}, "tensor": "Q"}, ...}, ...}]}
+
+An entry's "value" is the place of an array in "arrays", and so is {"array": 3}; other factors that JSON has no word for
+stand under one: {"tuple": [...]}, {"slice": [...]}, {"float": "NaN"}, {"rules": {...}} for the masks of attention.
+"""
 
 from __future__ import annotations
 
