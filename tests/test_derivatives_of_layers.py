@@ -74,6 +74,12 @@ def test_attention_on_every_path_and_mask(path, masks, heads):
         check(f, *qkv(heads))
 
 
+@pytest.mark.parametrize("masks", ["none", "attend", "bias", "lengths", "causal", "positions"])
+def test_attention_as_a_scalar_graph(masks):
+    for check in CHECKS:
+        check(attention("scalar", MASKS[masks]), *qkv())
+
+
 @pytest.mark.parametrize("path", ["tensor", "fused"])
 def test_learned_bias_and_sink(path):
     def f(q, k, v, bias, sink):

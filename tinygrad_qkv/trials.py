@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,12 +54,11 @@ class Trial(Observer):
         roots = [y._node for y in self.outputs if y.requires_grad]
         return [node for node in reversed(ancestry(filter(None, roots))) if node in known and not node.is_leaf]
 
-    def place(self, node: Node) -> int | None:
-        """The number of the op that made a node, in the order of this run."""
-        for i, (own, tensor) in enumerate(zip(self.nodes, self.tensors, strict=True)):
-            if own is node or (own is None and tensor._node is node):
-                return i
-        return None
+    @functools.cached_property
+    def places(self) -> dict[Node | None, int]:
+        """The number of the op that made a node, in the order of this run; results without history too."""
+        late = [tensor._node if own is None else own for own, tensor in zip(self.nodes, self.tensors, strict=True)]
+        return {node: i for i, node in reversed(list(enumerate(late))) if node is not None}
 
     def differs(self, other: Trial, place: int, i: int) -> bool:
         """Whether operand `i` of the op number `place` has another value in another run."""
