@@ -134,7 +134,8 @@ def test_the_operand_with_the_wrong_rule_is_named(wrong):
     rules[wrong] = lambda g, a, b: 1.1 * right(g, a, b)
 
     def f(x):
-        a, b = x.exp(), x.sin()  # both come from one argument
+        a = x.exp()
+        b = a.sin()  # has to be held when a moves
         return record(a.data @ b.data, "product", (a, b), (a, b), tuple(rules))
 
     with pytest.raises(GradientError, match=rf"op 'product' is wrong: for its operand {wrong} of shape \(3, 3\)"):
