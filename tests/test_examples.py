@@ -115,6 +115,39 @@ def test_a_right_order_where_it_should_be_wrong_ends_the_lesson(monkeypatch, tmp
         run("02_reuse_and_accumulate", out=tmp_path)
 
 
+# ---- one attention, three graphs; who gets what
+
+
+def test_a_wrong_count_ends_the_lesson_of_three_graphs(monkeypatch, tmp_path):
+    module = importlib.import_module("03_one_attention_three_graphs")
+    right = module.by_hand
+    monkeypatch.setattr(module, "by_hand", lambda *sizes: right(*sizes) | {"exp": 4})
+    with pytest.raises(SystemExit, match="arithmetic nodes by hand, difference is 1"):
+        run("03_one_attention_three_graphs", out=tmp_path, largest=4)
+
+
+@pytest.mark.parametrize("mask", [{}, {"ignore": [[True, True], [False, False]]}])
+def test_the_lesson_of_three_graphs_holds_under_the_masks_that_it_proposes(monkeypatch, tmp_path, mask):
+    module = importlib.import_module("03_one_attention_three_graphs")
+    monkeypatch.setattr(module, "MASK", mask)
+    _, counts = run("03_one_attention_three_graphs", out=tmp_path, largest=4)
+    assert counts["scalar"]["exp"] == (2 if mask else 4)
+
+
+def test_a_part_that_is_no_detached_run_ends_the_lesson_of_paths(monkeypatch, tmp_path):
+    module = importlib.import_module("06b_who_gets_what")
+    right = module.with_the_others_cut
+    monkeypatch.setattr(module, "with_the_others_cut", lambda name: right(name) + 1e-11 * (name == "K"))
+    with pytest.raises(SystemExit, match="K: others detached, error"):
+        run("06b_who_gets_what", out=tmp_path)
+
+
+def test_whoever_asks_another_token_hears_of_that_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.import_module("06b_who_gets_what"), "ASKED", 3)
+    _, parts = run("06b_who_gets_what", out=tmp_path)
+    assert parts["Q"][3].any() and not parts["Q"][:3].any()
+
+
 # ---- the phone book
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ class GradientPaths:
         lines.append(f"{'all':<{width}}  {whole:>10.4g}  {1:>8.1%}  {1:>7.3f}   parts add up within {self.error:.1e}")
         if self.nested:
             pairs = ", ".join(f"{first} then {second}" for first, second in self.nested)
-            lines.append(f"a path through two counts to the one that x enters first: {pairs}")
+            lines += textwrap.wrap(f"a path through two counts to the one that x enters first: {pairs}", 78)
         return "\n".join(lines).replace("nan%", "  --").replace("nan", " --")
 
     __repr__ = __str__
@@ -164,7 +165,7 @@ def _as_mapping(paths: Any) -> dict[str, Any]:
     return {name: name for name in names}
 
 
-def _cuts(paths: dict[str, Any], graph: list[Node], between: set[Node], x: Node) -> tuple[str, dict[str, set[Node]]]:
+def _cuts(paths: dict[str, Any], graph: list[Node], useful: set[Node], x: Node) -> tuple[str, dict[str, set[Node]]]:
     """The name of the rest ("" if it has none), and the nodes that each other name stands for."""
     rests = [name for name, what in paths.items() if isinstance(what, str) and what in REST]
     if len(rests) > 1:
@@ -174,7 +175,7 @@ def _cuts(paths: dict[str, Any], graph: list[Node], between: set[Node], x: Node)
     for name in cuts:
         for what in paths[name] if isinstance(paths[name], (list, tuple)) else [paths[name]]:
             if isinstance(what, str):
-                cuts[name] |= nodes_named(what, graph, between, x)
+                cuts[name] |= nodes_named(what, graph, useful, x)
             elif not isinstance(what, Tensor):
                 raise TypeError(f"path {name!r} is a tensor or a name, or a list of them; got {type(what).__name__}")
             elif what._node is None or what._node not in known:
@@ -182,7 +183,7 @@ def _cuts(paths: dict[str, Any], graph: list[Node], between: set[Node], x: Node)
                     f"path {name!r}: this tensor of shape {what.shape} is not in the graph of the loss; take the one "
                     "that this forward pass made (a slice or a reshape of it is another tensor)"
                 )
-            elif what._node in between:
+            elif what._node in useful:
                 cuts[name].add(what._node)
         if x in cuts[name]:
             raise ValueError(f"path {name!r} is x itself, where all paths end; name tensors between x and the loss")
