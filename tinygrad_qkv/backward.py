@@ -101,7 +101,8 @@ def sweep(
 ) -> dict[Node, Tensor]:
     """Run the rules along `order` and return the gradients of `wanted`, where targets = (wanted, ends).
 
-    `ends` are those of `wanted` whose own rules do not run. Gradients of inner nodes that are kept come along.
+    `ends` are those of `wanted` whose own rules do not run. Gradients of inner nodes that are kept come along. With no
+    `wanted`, those of `ends` come as they arrive, before the hooks of these nodes: another pass runs them.
     An ordinary pass works on arrays; under `create_graph` on Tensors, so that the rules are recorded themselves, and
     the graph is retained unless `retain_graph` says otherwise.
     """
@@ -118,7 +119,7 @@ def sweep(
         if create_graph or hooked or watching:
             with switched(pass_notes, {}):
                 return _run_watched(seeds, order, wanted, ends, retain_graph, create_graph, watching)
-        return _run_on_arrays(seeds, order, wanted, ends, retain_graph)
+        return _run_on_arrays(seeds, order, wanted or ends, ends, retain_graph)
 
 
 def _check_usable(node: Node) -> None:
@@ -216,11 +217,11 @@ def _run_watched(
         observer.backward_started(seeds)
     for node in order:
         g = grads.pop(node)
-        if node.hooks is not None:
+        if node.hooks is not None and (wanted or node not in ends):
             g = run_hooks(node, g) if on_tensors else run_hooks(node, Tensor.wrap(g))._data
             for observer in watching:
                 observer.hooks_ran(node, _array(g))
-        if node in wanted or (node.hooks is not None and node.hooks.keep):
+        if node in (wanted or ends) or (node.hooks is not None and node.hooks.keep):
             found[node] = g.clone() if on_tensors else Tensor.wrap(_copy(g))
             if node in ends:
                 continue

@@ -28,9 +28,9 @@ def checkpoint(f: Callable, *args: Any, **kwargs: Any) -> Any:
     orders work. Tensors that f reads from elsewhere, such as a module's parameters, get their
     gradients too. f returns a Tensor, or tuples, lists and dicts with Tensors in them.
 
-    f must do the same each time: it must not write to tensors from outside (RuntimeError), and draw its random
-    numbers from this library or from a `numpy.random.Generator` that it hands to an op. If its results differ the
-    second time, backward raises RuntimeError.
+    f must do the same each time, as all in it runs twice, hooks of modules too: it must not write to tensors from
+    outside (RuntimeError), and draw its random numbers from this library or from a `numpy.random.Generator` that it
+    hands to an op. If its results differ the second time, backward raises RuntimeError.
     """
     if not callable(f):
         raise TypeError(f"checkpoint() takes a function and its arguments, got {type(f).__name__}; write f, not f(x)")
@@ -133,7 +133,7 @@ class _Again:
                     g = g if on_tensors else Tensor.wrap(g)
                     seeds[node] = g if g.dtype == node.dtype else g.astype(node.dtype)
             reached = _below(seeds, order, ends)
-            found = sweep(seeds, reached, (ends, ends), on_tensors, None)
+            found = sweep(seeds, reached, (set(), ends), on_tensors, None)
         return [
             (found[t._node] if on_tensors else found[t._node]._data) if t._node in found else np.zeros(t.shape, t.dtype)
             for t in self.parents
