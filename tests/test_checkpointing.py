@@ -358,6 +358,18 @@ def test_hooks_on_what_f_reads_run_once_on_the_whole_gradient(create_graph):
     assert found[0][1] == found[1][1] and sorted(found[0][0]) == sorted(found[1][0]) and len(found[0][0]) == 3
 
 
+def test_an_inner_tensor_keeps_its_gradient_in_the_second_run():
+    x, inner = leaf(3), []
+
+    def f(a):
+        inner.append(a * 2.0)
+        inner[-1].retain_grad()
+        return inner[-1] * 3.0
+
+    checkpoint(f, x).sum().backward()
+    assert inner[1].grad.tolist() == [3.0] * 3 and inner[0].grad is None
+
+
 def test_a_module_with_hooks_inside_and_its_neighbour_outside():
     found = []
     for run in (plain, checkpoint):
