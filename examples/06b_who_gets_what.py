@@ -43,20 +43,14 @@ TRY_THIS = """Try this:
 
 def head(q_in: Tensor, k_in: Tensor, v_in: Tensor, residual: Tensor) -> dict[str, Tensor]:
     """Attention with a residual and its loss; the four inputs are one x, or some of them cut off."""
-    Q, K, V = (t @ Tensor(W) for t, W in zip((q_in, k_in, v_in), WEIGHTS, strict=True))  # (4, 3) each
+    W_Q, W_K, W_V = map(Tensor, WEIGHTS)
+    Q, K, V = q_in @ W_Q, k_in @ W_K, v_in @ W_V  # (4, 3) each
     scores = Q @ K.T / math.sqrt(3)  # (4, 4)
     weights = softmax(scores, axis=-1)
     output = residual + weights @ V  # (4, 3)
     miss = output[ASKED] - Tensor(TARGET)  # only one token is asked
-    return {
-        "Q": Q,
-        "K": K,
-        "V": V,
-        "scores": scores,
-        "weights": weights,
-        "output": output,
-        "loss": (miss * miss).sum() / 2,
-    }
+    made = {"Q": Q, "K": K, "V": V, "scores": scores, "weights": weights, "output": output}
+    return {"W_Q": W_Q, "W_K": W_K, "W_V": W_V, **made, "loss": (miss * miss).sum() / 2}
 
 
 def with_the_others_cut(name: str) -> np.ndarray:

@@ -101,7 +101,7 @@ def _refuse(terms: Terms, nodes: int, d_k: int) -> None:
         if given:
             raise ValueError(
                 f'path="scalar" shows plain attention and takes no {word}=, which its count of nodes has no term for; '
-                'leave it out, or use path="tensor"'
+                'leave it out (a layer drops nothing after model.eval()), or use path="tensor"'
             )
     if d_k == 0:
         raise ValueError('path="scalar" makes each score of d_k products, and here d_k is 0; use path="tensor"')

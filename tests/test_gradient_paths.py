@@ -246,7 +246,8 @@ def test_a_loss_that_is_no_scalar_takes_its_gradient():
     np.testing.assert_allclose(explain_grad(a + x, x, {"a": a}, gradient=g).parts["other"], g)
     with pytest.raises(ValueError, match="needs a scalar"):
         explain_grad(a + x, x, {"a": a})
-    whole = explain_grad(a, x, {"a": a, "rest": "residual"}, gradient=g)
+    whole = explain_grad(a, x, {"rest": "residual", "a": a}, gradient=g)
+    assert list(whole.parts) == ["rest", "a"]
     np.testing.assert_allclose(whole.parts["a"], 2 * g)
     assert not whole.parts["rest"].numpy().any()
     itself = explain_grad(a, a, [], gradient=g)
@@ -312,6 +313,13 @@ def test_what_is_no_softmax_is_refused():
     for weights in (scores.softmax(0), scores.exp(), scores.sum(-1)):
         with pytest.raises(ValueError, match="softmax"):
             explain_softmax_grad(weights.square().sum(), scores, weights)
+
+
+def test_scores_that_the_output_was_not_made_of_are_refused_with_the_way_out():
+    q = leaf(B, T, D)
+    output, record = F.scaled_dot_product_attention(q, q, q, path="fused", need=("scores", "weights"))
+    with pytest.raises(ValueError, match=re.escape('with path="tensor" alone')):
+        explain_softmax_grad(output.sum(), record.scores, record.weights)
 
 
 # ---- what it refuses

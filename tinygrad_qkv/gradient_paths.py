@@ -101,18 +101,21 @@ def explain_grad(
                 f"explain_grad(): a hook stands on op '{node.op}' of shape {node.shape}, and may change the whole "
                 "gradient in a way that parts do not add up in; remove it first: handle.remove()"
             )
-    rest, cuts = _cuts(_as_mapping(paths), graph, set(order), end)
+    paths = _as_mapping(paths)
+    rest, cuts = _cuts(paths, graph, set(order), end)
     nested, levels = _nesting(cuts, order[::-1])
     cut = {node for nodes in cuts.values() for node in nodes}
     found = sweep({start: g}, order, ({end, *cut}, {end}), False, True)  # whole gradients
     open_nodes = set(order) - cut
-    parts = {name: Tensor(np.zeros(x.shape, x.dtype)) for name in [*cuts, *([rest] if rest else [])]}
+    parts = {name: np.zeros(x.shape, x.dtype) for name in paths}
     for name, level in levels:
         parts[name] += _flow({node: found[node] for node in level}, end, open_nodes)
     past = _flow({start: g}, end, open_nodes) if start in open_nodes else 0
-    if rest or not isinstance(past, int):
-        parts[rest or REST[1]] = past + parts.get(rest, Tensor(np.zeros(x.shape, x.dtype)))
-    return GradientPaths(parts, found[end], nested)
+    if rest is not None:
+        parts[rest] += past
+    elif not isinstance(past, int):
+        parts[REST[1]] = past
+    return GradientPaths({name: Tensor.wrap(part) for name, part in parts.items()}, found[end], nested)
 
 
 def explain_softmax_grad(loss: Tensor, scores: Tensor, weights: Tensor, *, gradient: Any = None) -> GradientPaths:
@@ -123,7 +126,10 @@ def explain_softmax_grad(loss: Tensor, scores: Tensor, weights: Tensor, *, gradi
     A way from the scores to the loss past the weights comes as "other". In attention, scores and weights are those of
     `need=("scores", "weights")` with path="tensor". ValueError if the weights are no softmax of the scores.
     """
-    split = explain_grad(loss, scores, {"weights": weights}, gradient=gradient)
+    try:
+        split = explain_grad(loss, scores, {"weights": weights}, gradient=gradient)
+    except ValueError as error:
+        raise ValueError(f'{error}; attention makes its output of them with path="tensor" alone') from None
     g = grad(loss, weights, gradient, retain_graph=True)[0]
     if weights.shape != scores.shape or g is None:
         raise ValueError(f"weights {weights.shape} are no softmax of scores {scores.shape}: they have one shape")
@@ -137,7 +143,7 @@ def explain_softmax_grad(loss: Tensor, scores: Tensor, weights: Tensor, *, gradi
     return GradientPaths(parts | {n: p for n, p in split.parts.items() if n != "weights"}, split.total)
 
 
-def _flow(seeds: dict[Node, Tensor], end: Node, open_nodes: set[Node]) -> Tensor | int:
+def _flow(seeds: dict[Node, Tensor], end: Node, open_nodes: set[Node]) -> np.ndarray | int:
     """What reaches `end` from these gradients by way of `open_nodes` alone; 0 where no way leads there.
 
     No seed lies between another and the end, for it would take in the other's gradient.
@@ -150,7 +156,7 @@ def _flow(seeds: dict[Node, Tensor], end: Node, open_nodes: set[Node]) -> Tensor
                 seen.add(parent)
                 reached.append(parent)
     order = leading_to({end}, sorted(reached, key=by_number, reverse=True))
-    return sweep(seeds, order, ({end}, {end}), False, True)[end] if end in order else 0
+    return sweep(seeds, order, ({end}, {end}), False, True)[end].data if end in order else 0
 
 
 def _as_mapping(paths: Any) -> dict[str, Any]:
@@ -165,8 +171,10 @@ def _as_mapping(paths: Any) -> dict[str, Any]:
     return {name: name for name in names}
 
 
-def _cuts(paths: dict[str, Any], graph: list[Node], useful: set[Node], x: Node) -> tuple[str, dict[str, set[Node]]]:
-    """The name of the rest ("" if it has none), and the nodes that each other name stands for."""
+def _cuts(
+    paths: dict[str, Any], graph: list[Node], useful: set[Node], x: Node
+) -> tuple[str | None, dict[str, set[Node]]]:
+    """The name of the rest (None if it has none), and the nodes that each other name stands for."""
     rests = [name for name, what in paths.items() if isinstance(what, str) and what in REST]
     if len(rests) > 1:
         raise ValueError(f"{rests[0]!r} and {rests[1]!r} both name all other paths; give one of them")
@@ -190,7 +198,7 @@ def _cuts(paths: dict[str, Any], graph: list[Node], useful: set[Node], x: Node) 
         for node in cuts[name]:
             if owner.setdefault(node, name) != name:
                 raise ValueError(f"paths {owner[node]!r} and {name!r} both go through op '{node.op}' {node.shape}")
-    return (rests or [""])[0], cuts
+    return rests[0] if rests else None, cuts
 
 
 def _nesting(
