@@ -16,6 +16,7 @@ from tinygrad_qkv import ops
 from tinygrad_qkv.nn.fused_path import Terms, all_finite, fused, suits
 from tinygrad_qkv.nn.masks import Mask, keep_and_bias, read, refuse_unknown
 from tinygrad_qkv.nn.scalar_path import scalar
+from tinygrad_qkv.observers import observers
 from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
 from tinygrad_qkv.ops.operands import floating
 from tinygrad_qkv.ops.selection import dropout_by_seed, probability
@@ -152,9 +153,12 @@ class _Graph(NamedTuple):
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms) -> _Graph:
     """The tensor graph, step by step."""
     keep, bias = keep_and_bias(mask, q.shape[-2], k.shape[-2])
+    sink = terms.sink if terms.sink is None or q.ndim < 4 else ops.unsqueeze(terms.sink, -1)
+    if keep is not None and observers.get() and not (all_finite(q) and all_finite(k)):
+        # As below, but before who looks on is told of a product that is thrown away.
+        return _attend_around_nan(q, k, v, keep, bias, terms, sink)
     raw = q @ k.mT * terms.scale
     scores = _capped_and_biased(raw, bias, terms)
-    sink = terms.sink if terms.sink is None or q.ndim < 4 else ops.unsqueeze(terms.sink, -1)
     if keep is None:
         weights = _softmax(scores, sink)
         return _Graph(scores, weights, sink, lambda: _drop(weights, terms) @ v)

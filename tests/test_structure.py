@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "nested": {"tensor"},
     "records": {"observers", "hooks", "tensor", "autograd"},
     "missing_gradient": {"tensor"},
-    "seeds": {"tensor", "autograd"},
+    "seeds": {"observers", "tensor", "autograd"},
     "rule_faults": {"tensor", "autograd"},
     "backward": {
         *("kernels", "locks", "memory", "modes", "observers", "hooks", "tensor", "autograd", "seeds", "rule_faults")
@@ -60,7 +60,16 @@ ALLOWED: dict[str, set[str]] = {
     "ledger_json": {"kernels", "ledger_entry"},
     "ledger_keeper": {"kernels", "observers", "formulas", "tensor", "autograd", "ledger", "ledger_entry"},
     "ledger_text": {"ledger_entry"},
-    "diagnose": {"modes", "tensor", "autograd"},
+    "anomaly": {*("hooks", "modes", "observers", "records", "tensor", "autograd", "anomaly_origins", "anomaly_report")},
+    "anomaly_causes": set(),
+    "anomaly_origins": {"tensor", "autograd", "anomaly_causes"},
+    "anomaly_report": {*("modes", "observers", "records", "tensor", "autograd", "anomaly_causes", "anomaly_origins")},
+    "diagnosis": {
+        *("modes", "observers", "random", "records", "tensor", "autograd", "backward", "gradient_evidence"),
+        "zero_gradient_reasons",
+    },
+    "gradient_evidence": {"modes", "observers", "records", "tensor", "autograd", "backward"},
+    "zero_gradient_reasons": {"kernels", "tensor", "autograd", "gradient_evidence"},
     "viz": {"modes", "tensor", "autograd", "ledger"},
     "public names": {
         "hints",
@@ -78,7 +87,9 @@ ALLOWED: dict[str, set[str]] = {
         "gradient_checks",
         "gradient_paths",
         "ledger",
-        "diagnose",
+        "anomaly",
+        "anomaly_report",
+        "diagnosis",
     },
     "nn": {
         *("public names", "hints", "hooks", "memory", "modes", "nested", "observers", "random", "tensor", "autograd"),

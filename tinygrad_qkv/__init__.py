@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in methods.py
 
 # isort: split
+from tinygrad_qkv.anomaly import detect_anomaly
+from tinygrad_qkv.anomaly_report import AnomalyError
 from tinygrad_qkv.autograd import OUTPUT, record
 from tinygrad_qkv.backward import grad
 from tinygrad_qkv.checkpointing import checkpoint
@@ -161,6 +163,7 @@ if __name__ == "tinygrad_qkv" and not (_here / "nn").is_dir():
 
 __all__ = [
     "OUTPUT",
+    "AnomalyError",
     "GradientError",
     "Ledger",
     "Tensor",
@@ -189,6 +192,7 @@ __all__ = [
     "cosh",
     "cross_entropy",
     "cumsum",
+    "detect_anomaly",
     "div",
     "dot",
     "draw_graph",

@@ -37,6 +37,9 @@ class Observer:
     def module_left(self, frame: Frame) -> None:
         """A module's forward has ended, or raised."""
 
+    def root_given(self, root: Tensor, g: Tensor) -> None:
+        """A backward pass from `root` with the gradient `g` is asked for; only observers of a block are told."""
+
     def backward_started(self, roots: dict[Node, Any]) -> None:
         """A backward pass begins with these gradients."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import Node, recorded_node
+from tinygrad_qkv.observers import observers
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -14,7 +15,10 @@ def seeded(tensor: Tensor, gradient: Any, caller: str) -> tuple[Node, Tensor]:
     """The node of `tensor` and the gradient that a pass starts with there, checked."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{caller} needs a Tensor, got {type(tensor).__name__}")
-    return recorded_node(tensor, caller), as_gradient(tensor, gradient, caller)
+    node, g = recorded_node(tensor, caller), as_gradient(tensor, gradient, caller)
+    for observer in observers.get():
+        observer.root_given(tensor, g)
+    return node, g
 
 
 def as_gradient(tensor: Tensor, value: Any, caller: str, what: str = "gradient") -> Tensor:
