@@ -114,7 +114,7 @@ def test_a_wrong_rule_is_reported_with_op_operand_index_and_numbers(rules):
         check_grad(cube(rules), X)
     text = str(caught.value)
     assert "argument 0 of shape (3,), index (" in text
-    assert "the rule of op 'cube' is wrong: for its operand 0 of shape (3,), index (" in text
+    assert "the rule of op 'cube' is wrong by itself: for its operand 0 of shape (3,), index (" in text
     assert text.count("expected") == text.count("got") == 2
 
 
@@ -138,7 +138,7 @@ def test_the_operand_with_the_wrong_rule_is_named(wrong):
         b = a.sin()  # has to be held when a moves
         return record(a.data @ b.data, "product", (a, b), (a, b), tuple(rules))
 
-    with pytest.raises(GradientError, match=rf"op 'product' is wrong: for its operand {wrong} of shape \(3, 3\)"):
+    with pytest.raises(GradientError, match=rf"op 'product' is wrong .* its operand {wrong} of shape \(3, 3\)"):
         check_grad(f, np.random.default_rng(0).normal(size=(3, 3)))
 
 
@@ -146,7 +146,7 @@ def test_one_tensor_as_both_operands_is_looked_at_once():
     def f(x):
         return record(x.data * x.data, "product", (x, x), (x, x), (lambda g, a, b: g * b, lambda g, a, b: g * b * 2))
 
-    with pytest.raises(GradientError, match=r"op 'product' is wrong: for its operands \[0, 1\], one tensor, of shape"):
+    with pytest.raises(GradientError, match=r"op 'product' is wrong .* its operands \[0, 1\], one tensor, of shape"):
         check_grad(f, X)
 
 
@@ -168,7 +168,7 @@ def test_a_wrong_op_deep_in_a_model_is_named():
 
     x = np.random.default_rng(0).normal(size=(1, 3, 6))
     check_grad(lambda x: block(block(x).tanh()), x)
-    with pytest.raises(GradientError, match=r"op 'squash' is wrong: for its operand 0 of shape \(1, 3, 6\)"):
+    with pytest.raises(GradientError, match=r"op 'squash' is wrong by itself: for its operand 0 of shape \(1, 3, 6\)"):
         check_grad(lambda x: block(wrong(block(x))), x)
 
 
@@ -252,7 +252,7 @@ def test_an_error_inside_a_rule_says_which_op_it_was(create_graph):
 def test_a_rule_that_hides_what_it_reads_is_named_at_the_second_order(rule):
     check_grad(cube((rule,)), X)
     with pytest.raises(
-        GradientError, match=r"second order.*op 'cube' does not record .* its argument 'x' of shape \(3,\)"
+        GradientError, match=r"second order.*op 'cube' does not record .*its argument 'x' of shape \(3,\)"
     ):
         check_grad_grad(cube((rule,)), X)
 

@@ -90,7 +90,8 @@ def hvp(f: Callable, x: Any, v: Any) -> Any:
     """The Hessian of a scalar f at x, times v, without the Hessian: two backward passes; a tensor of x's shape.
 
     For an `f` of several arguments `x` and `v` are lists or tuples, and the result is a tuple. Through attention it
-    takes memory for all T * S scores.
+    takes memory for all T * S scores. For parameters, which a model reads by itself, the same two passes are
+    gs = grad(loss, parameters, create_graph=True) and grad(gs, parameters, vs).
     """
     xs = _primals(_listed(x), "hvp()")
     directions = _tangents(v, xs, "hvp()")

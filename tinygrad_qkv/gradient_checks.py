@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.backward import grad
 from tinygrad_qkv.derivatives import jvp, vjp
+from tinygrad_qkv.differences import Tolerance, comparison, disagreement, float_leaf, furthest, values_at
 from tinygrad_qkv.tensor import Tensor
-from tinygrad_qkv.trials import Trial
-
-
-class GradientError(AssertionError):
-    """A derivative that does not agree with finite differences."""
-
+from tinygrad_qkv.trials import Trial, listed
+from tinygrad_qkv.wrong_rules import unrecorded_rule, wrong_rule
 
 BETWEEN_OPS = (
     "every op's own rule agrees with differences, so the gradient gets lost or changed between ops (detach(), "
@@ -23,16 +19,8 @@ BETWEEN_OPS = (
 )
 
 
-class Tolerance(NamedTuple):
-    """The step of the differences, and how far a derivative may be from them: rtol * |expected| + atol."""
-
-    eps: float = 1e-6
-    rtol: float = 1e-5
-    atol: float = 1e-7
-
-    def allows(self, got: Any, expected: Any) -> bool:
-        """Whether all numbers agree."""
-        return np.allclose(got, expected, self.rtol, self.atol)
+class GradientError(AssertionError):
+    """A derivative that does not agree with finite differences."""
 
 
 def check_grad(
@@ -51,27 +39,16 @@ def check_grad(
     list of them), must equal the sum of grad * v. Raises GradientError with the argument, the worst index, the
     expected value and the one that the gradient has, and with the op whose own rule is to blame, if one is.
     """
-    from tinygrad_qkv.wrong_rules import wrong_rule  # here: it checks single rules by this very function
-
-    tolerance = Tolerance(eps, rtol, atol)
-    random = np.random.default_rng(seed)
-    leaves, arguments = _leaves(inputs, "check_grad")
-    trial = Trial(f, leaves)
-    outputs = trial.outputs
-    _refuse_chance(f, leaves, outputs)
-    weights = [random.normal(size=y.shape) for y in outputs]
-    if not any(y.requires_grad for y in outputs):
+    tolerance, trial = Tolerance(eps, rtol, atol), _trial(f, inputs, "check_grad")
+    if not any(y.requires_grad for y in trial.outputs):
         raise GradientError("no output of f requires grad: an op on the way drops the gradient")
     trial.refuse_miscounted_rules()
-    found = _gradients(outputs, [leaves[i] for i in arguments], weights)
-    for i, got in zip(arguments, found, strict=True):
-        for _ in range(directions):
-            v = random.normal(size=got.shape)
-            if not tolerance.allows(np.sum(got * v), _slope(f, leaves, i, v, weights, eps)):
-                where = _worst_entry(f, leaves, i, got, weights, eps)
-                raise GradientError(f"{where}; {wrong_rule(f, leaves, weights, tolerance) or BETWEEN_OPS}")
-    if trial.written():
-        raise GradientError(wrong_rule(f, leaves, weights, tolerance))
+    weights = _weights(trial.outputs, seed)
+    names = _numbered("argument", len(inputs))
+    where = disagreement(f, trial, weights, tolerance, names, directions=directions, seed=seed)
+    if where or trial.written():
+        blame = wrong_rule(f, trial.leaves, weights, tolerance) or BETWEEN_OPS
+        raise GradientError(f"{where}; {blame}" if where else blame)
 
 
 def check_grad_grad(
@@ -89,30 +66,23 @@ def check_grad_grad(
     with respect to all of these are checked as in `check_grad`, which has to be called beside this: the first order
     is not looked at here. Raises GradientError, with the op whose rule cannot be differentiated again, if one is.
     """
-    from tinygrad_qkv.wrong_rules import unrecorded_rule, wrong_rule
+    tolerance, first = Tolerance(eps, rtol, atol), _trial(f, inputs, "check_grad_grad")
+    first.refuse_miscounted_rules()
+    weights = _weights(first.outputs, seed)
+    n = len(weights)
 
-    leaves, arguments = _leaves(inputs, "check_grad_grad")
-    shapes = [y.shape for y in _outputs(f(*leaves))]
-    random = np.random.default_rng(seed)
-    weights = [random.normal(size=shape) for shape in shapes]
+    def gradient(*given: Tensor) -> list[Tensor]:
+        _, pullback = vjp(_of_floats(f, first), *given[n:])
+        return listed(pullback(given[:n] if n > 1 else given[0]))
 
-    def gradient(*given: Any) -> list[Tensor]:
-        seeds, points = list(given[: len(shapes)]), given[len(shapes) :]
-        _, pullback = vjp(_of_floats(f, leaves, arguments), *points)
-        found = pullback(seeds if len(seeds) > 1 else seeds[0])
-        return [*(found if isinstance(found, tuple) else (found,)), *seeds]
-
-    points = [leaves[i].data for i in arguments]
-    try:
-        check_grad(gradient, *weights, *points, eps=eps, rtol=rtol, atol=atol, directions=directions, seed=seed + 1)
-    except GradientError as error:
-        where = str(error).partition(";")[0]
-        tolerance = Tolerance(eps, rtol, atol)
-        blame = unrecorded_rule(f, leaves, tolerance) or wrong_rule(f, leaves, weights, tolerance) or BETWEEN_OPS
-        raise GradientError(
-            f"the second order, the gradient as a function of {len(shapes)} gradients of outputs and then the inputs: "
-            f"{where}; {blame}"
-        ) from None
+    points = [first.leaves[i].data for i in first.arguments]
+    second = Trial(gradient, [float_leaf(np.asarray(x)) for x in (*weights, *points)])
+    names = _numbered("the gradient of output", n) + [f"argument {i}" for i in first.arguments]
+    outer = _weights(second.outputs, seed + 1)
+    where = disagreement(gradient, second, outer, tolerance, names, directions=directions, seed=seed)
+    if where:
+        blame = unrecorded_rule(f, first.leaves, tolerance) or wrong_rule(f, first.leaves, weights, tolerance)
+        raise GradientError(f"second order, {where}; {blame or BETWEEN_OPS}")
 
 
 def check_jvp(
@@ -120,119 +90,53 @@ def check_jvp(
 ) -> None:
     """Compare jvp(f, inputs, v) with central differences along one random direction v, in float64.
 
-    Raises GradientError with the output, the worst index, the expected value and the one that jvp has.
+    Raises GradientError with the output, the worst index, the expected value and the one that jvp has, and with the
+    op whose own rule is to blame, if one is.
     """
-    from tinygrad_qkv.wrong_rules import unrecorded_rule, wrong_rule
-
-    tolerance = Tolerance(eps, rtol, atol)
-    leaves, arguments = _leaves(inputs, "check_jvp")
-    outputs = _outputs(f(*leaves))
-    _refuse_chance(f, leaves, outputs)
+    tolerance, trial = Tolerance(eps, rtol, atol), _trial(f, inputs, "check_jvp")
+    points = [trial.leaves[i].data for i in trial.arguments]
     random = np.random.default_rng(seed)
-    points = [leaves[i].data for i in arguments]
-    directions = [random.normal(size=x.shape) for x in points]
-    function = _of_floats(f, leaves, arguments)
-    _, tangents = jvp(function, points, directions)
-    up, down = (
-        _values(function, [x + sign * eps * v for x, v in zip(points, directions, strict=True)]) for sign in (1, -1)
-    )
-    for k, (tangent, high, low) in enumerate(zip(_outputs(tangents), up, down, strict=True)):
-        got, expected = np.asarray(tangent, np.float64), (high - low) / (2 * eps)
+    v = [random.normal(size=x.shape) for x in points]
+    function = _of_floats(f, trial)
+    up, down = (values_at(function, [x + s * eps * d for x, d in zip(points, v, strict=True)]) for s in (1, -1))
+    for k, (y, high, low) in enumerate(zip(listed(jvp(function, points, v)[1]), up, down, strict=True)):
+        got, expected = np.asarray(y, np.float64), (high - low) / (2 * eps)
         if not tolerance.allows(got, expected):
-            index = _furthest(got, expected)
-            weights = [random.normal(size=y.shape) for y in outputs]
-            blame = wrong_rule(f, leaves, weights, tolerance) or unrecorded_rule(f, leaves, tolerance) or BETWEEN_OPS
-            raise GradientError(
-                f"jvp, output {k} of shape {got.shape}, index {index}: expected {expected[index]:.8g} by differences, "
-                f"got {got[index]:.8g}; {blame}"
-            )
+            where = f"jvp, output {k} of shape {got.shape}, {comparison(got, expected, furthest(got, expected))}"
+            weights = _weights(trial.outputs, seed)
+            blame = wrong_rule(f, trial.leaves, weights, tolerance) or unrecorded_rule(f, trial.leaves, tolerance)
+            raise GradientError(f"{where}; {blame or BETWEEN_OPS}")
 
 
-# ---- the parts of a check
-
-
-def _leaves(inputs: Sequence, caller: str) -> tuple[list, list[int]]:
-    """The inputs with floats as float64 leaves, and the places of those."""
-    leaves = [_leaf(x) for x in inputs]
-    arguments = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
-    if not arguments:
+def _trial(f: Callable, inputs: Sequence, caller: str) -> Trial:
+    """A run of f on float64 leaves. ValueError without any, and where f draws new random numbers in every call."""
+    leaves = [float_leaf(x) for x in inputs]
+    if not any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
         raise ValueError(f"{caller} needs at least one float input")
-    return leaves, arguments
+    trial = Trial(f, leaves)
+    for k, (y, again) in enumerate(zip(trial.outputs, listed(f(*trial.leaves)), strict=True)):
+        if not np.array_equal(y.data, again.data, equal_nan=y.dtype.kind == "f"):
+            raise ValueError(f"two calls of f gave two values of output {k}: fix its seed, or switch dropout off")
+    return trial
 
 
-def _leaf(x: Any) -> Any:
-    """A float input as a float64 leaf."""
-    values = x if isinstance(x, (Tensor, np.ndarray, float)) else None
-    if values is None or np.asarray(values).dtype.kind != "f":
-        return x
-    return Tensor(np.asarray(values, dtype=np.float64), requires_grad=True)
-
-
-def _of_floats(f: Callable, leaves: list, arguments: list[int]) -> Callable:
+def _of_floats(f: Callable, trial: Trial) -> Callable:
     """f as a function of its float inputs alone."""
 
     def function(*points: Any) -> Any:
-        given = list(leaves)
-        for i, x in zip(arguments, points, strict=True):
+        given = list(trial.leaves)
+        for i, x in zip(trial.arguments, points, strict=True):
             given[i] = x
         return f(*given)
 
     return function
 
 
-def _outputs(y: Any) -> list[Tensor]:
-    outputs = list(y) if isinstance(y, (list, tuple)) else [y]
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise TypeError(f"check_grad's f returns a Tensor or a list of them, got {type(output).__name__}")
-    return outputs
+def _weights(outputs: list[Tensor], seed: int) -> list[np.ndarray]:
+    """Random numbers of the outputs' shapes."""
+    random = np.random.default_rng(seed)
+    return [np.asarray(random.normal(size=y.shape)) for y in outputs]
 
 
-def _refuse_chance(f: Callable, leaves: list, outputs: list[Tensor]) -> None:
-    """Differences mean nothing where f draws new random numbers in every call."""
-    for k, (y, again) in enumerate(zip(outputs, _outputs(f(*leaves)), strict=True)):
-        if not np.array_equal(y.data, again.data, equal_nan=y.dtype.kind == "f"):
-            raise ValueError(f"two calls of f gave two values of output {k}: fix its seed, or switch dropout off")
-
-
-def _gradients(outputs: list[Tensor], xs: list[Tensor], weights: list[np.ndarray]) -> list[np.ndarray]:
-    """The gradients of sum(outputs * weights); zeros where nothing depends on an x."""
-    tracked = [(y, Tensor(w, y.dtype)) for y, w in zip(outputs, weights, strict=True) if y.requires_grad]
-    ys, seeds = map(list, zip(*tracked, strict=True))
-    found = grad(ys, xs, seeds, retain_graph=True, allow_unused=True)
-    return [np.zeros(x.shape) if g is None else np.asarray(g) for x, g in zip(xs, found, strict=True)]
-
-
-def _values(f: Callable, points: list) -> list[np.ndarray]:
-    """f at a point, as float64 arrays; with leaves, because f may take derivatives itself."""
-    return [np.asarray(y, dtype=np.float64) for y in _outputs(f(*map(_leaf, points)))]
-
-
-def _slope(f: Callable, leaves: list, i: int, v: np.ndarray, weights: list[np.ndarray], eps: float) -> float:
-    """The weighted derivative of f along v in argument i, by central differences."""
-    sides = [_values(f, [*leaves[:i], leaves[i].data + sign * eps * v, *leaves[i + 1 :]]) for sign in (1, -1)]
-    return sum(float(np.sum(w * (up - down))) for w, up, down in zip(weights, *sides, strict=True)) / (2 * eps)
-
-
-def _worst_entry(f: Callable, leaves: list, i: int, got: np.ndarray, weights: list[np.ndarray], eps: float) -> str:
-    """The message: the entry of argument i whose gradient is furthest off (of the first 1000)."""
-    entries = list(np.ndindex(got.shape))[:1000]
-    expected = np.zeros(got.shape)
-    for index in entries:
-        v = np.zeros(got.shape)
-        v[index] = 1
-        expected[index] = _slope(f, leaves, i, v, weights, eps)
-    looked_at = got.copy()
-    looked_at.flat[len(entries) :] = 0
-    index = _furthest(looked_at, expected)
-    return (
-        f"argument {i} of shape {got.shape}, index {index}: expected {expected[index]:.8g} by differences, "
-        f"got {got[index]:.8g}"
-    )
-
-
-def _furthest(got: np.ndarray, expected: np.ndarray) -> tuple[int, ...]:
-    """Where two arrays differ most; NaN counts as most of all."""
-    error = np.abs(got - expected)
-    place = np.argmax(np.where(np.isnan(error), np.inf, error))
-    return tuple(int(i) for i in np.unravel_index(place, got.shape))
+def _numbered(what: str, n: int) -> list[str]:
+    return [f"{what} {i}" for i in range(n)]

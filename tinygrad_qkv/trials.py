@@ -29,10 +29,10 @@ class Trial(Observer):
         self.operands: list[tuple] = []
         self.values: list[np.ndarray] = []  # as they were made
         self.nodes: list[Node | None] = []
+        self.arguments = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
         self.before = [x.data.copy() if isinstance(x, Tensor) else None for x in leaves]
         with switched(observers, (*observers.get(), self)), switched(grad_mode, True):
-            y = f(*leaves)
-        self.outputs: list[Tensor] = list(y) if isinstance(y, (list, tuple)) else [y]
+            self.outputs = listed(f(*leaves))
         for output in self.outputs:
             if not isinstance(output, Tensor):
                 raise TypeError(f"f returns a Tensor or a list of them, got {type(output).__name__}")
@@ -107,6 +107,11 @@ class Pulled(Observer):
             own[part.parent] = own.get(part.parent, 0) + np.array(part.value)
         if self.writer is None and (what := self.trial.written()):
             self.writer = node, what
+
+
+def listed(y: Any) -> list[Tensor]:
+    """What a function returned, a Tensor or several, as a list."""
+    return list(y) if isinstance(y, (list, tuple)) else [y]
 
 
 def _same(a: Any, b: Any) -> bool:
