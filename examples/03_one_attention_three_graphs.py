@@ -30,7 +30,8 @@ TRY_THIS = """Try this:
     MASK = {"ignore": [[True, True], [False, False]]}.
     What becomes of the scalar graph, and what of the gradient of its query?
   - Put math.nan into K[1] or V[1], which only the second token sees.
-    Does the first row of the output notice?
+    Does the first row of the output notice? (The promises will read WRONG:
+    NaN equals nothing, and matrices take another way around it.)
   - Draw 4 tokens in single numbers. When does a picture stop to help?
 """
 

@@ -181,6 +181,32 @@ def test_memory_enters_a_decoder_by_keys_and_values_alone():
     assert_adds_up(split, grad((attn(attn(h, memory), memory) * C).sum(), memory)[0])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_random_graphs_against_all_their_paths_one_by_one(seed):
+    """Each path's product of slopes goes to the first named tensor on it."""
+    rng = np.random.default_rng(seed)
+    tensors, edges = [leaf(1)], [[]]
+    for i in range(1, 9):
+        parents = rng.choice(i, size=min(i, 3) if i < 8 else 8, replace=False)  # the last one sees all
+        slopes = rng.normal(size=len(parents))
+        tensors.append(ops.stack([tensors[p] * w for p, w in zip(parents, slopes, strict=True)]).sum(0))
+        edges.append(list(zip(parents, slopes, strict=True)))
+    names = {int(i): str(rng.choice(["A", "B", "C"])) for i in rng.choice(np.arange(1, 9), size=5, replace=False)}
+    expected, nested = {"A": 0.0, "B": 0.0, "C": 0.0, "other": 0.0}, set()
+    ways = [(8, 1.0, [])]  # from the loss back: where it is, the product so far, the names met
+    while ways:
+        at, product, met = ways.pop()
+        met = [names[at], *met] if at in names else met
+        if at == 0:
+            expected[met[0] if met else "other"] += product
+            nested |= {(a, b) for i, a in enumerate(met) for b in met[i + 1 :] if a != b}
+        ways += [(parent, product * slope, met) for parent, slope in edges[at]]
+    paths = {name: [tensors[i] for i in names if names[i] == name] for name in "ABC"}
+    split = explain_grad(tensors[-1].sum(), tensors[0], paths | {"other": "other"})
+    assert {name: part.item() for name, part in split.parts.items()} == pytest.approx(expected, abs=1e-12)
+    assert set(split.nested) == nested
+
+
 # ---- names
 
 
