@@ -226,6 +226,17 @@ def test_too_many_gradients_of_one_function_are_noticed_in_an_ordinary_pass_too(
     assert x.grad is None
 
 
+def test_an_array_for_an_operand_is_named():
+    def scaled(x):
+        c = np.ones(3)
+        return record(x.data * c, "scaled", (x, c), (c,), (lambda g, c: g * c, lambda g, c: None))
+
+    for call in (lambda: check_grad(scaled, X), lambda: scaled(Tensor(X, requires_grad=True)).sum().backward()):
+        with pytest.raises(ValueError, match=r"op 'scaled' has a ndarray for its operand 1; .* list it in saved only"):
+            call()
+    check_grad(lambda x: record(x.data * 2, "twice", (x, 2), (), (lambda g: 2 * g, None)), X)  # numbers need no rule
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_an_error_inside_a_rule_says_which_op_it_was(create_graph):
     def rule(g, x):

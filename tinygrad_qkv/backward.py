@@ -15,7 +15,7 @@ from tinygrad_qkv.locks import fork_safe_lock
 from tinygrad_qkv.memory import Memory
 from tinygrad_qkv.modes import grad_mode, switched
 from tinygrad_qkv.observers import Observer, Part, observers
-from tinygrad_qkv.rule_faults import explain, misfit, refuse_cut, wrong_number
+from tinygrad_qkv.rule_faults import explain, misfit, refuse_cut, wrong_count
 from tinygrad_qkv.seeds import seeded
 from tinygrad_qkv.tensor import Tensor
 
@@ -260,7 +260,7 @@ def _rule_values(node: Node, inputs: Sequence, useful: set[Node]) -> Sequence[An
     except Exception as error:
         explain(error, node, inputs)
         raise
-    if fault := wrong_number(node, values):
+    if fault := wrong_count(node, values):
         raise ValueError(fault)
     return values
 

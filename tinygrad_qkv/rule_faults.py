@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,15 @@ from tinygrad_qkv.autograd import Node
 from tinygrad_qkv.tensor import Tensor
 
 
-def wrong_number(node: Node, parts: Any = None) -> str:
+def wrong_count(node: Node, parts: Any = None) -> str:
     """What is wrong with the number of rules, or of gradients that one function returned (`parts`); "" if nothing."""
     rules, n = node.pullbacks, len(node.parents)
+    for i, parent in enumerate(node.parents):
+        if not isinstance(parent, (Node, numbers.Number)):
+            return (
+                f"op '{node.op}' has a {type(parent).__name__} for its operand {i}; record() takes Tensors and numbers as "
+                "parents: make it a Tensor, or list it in saved only"
+            )
     wanted = "record() takes a tuple with one rule for each parent, or one function that returns a gradient for each"
     if isinstance(rules, tuple):
         return "" if len(rules) == n else f"op '{node.op}' has {n} operands and {len(rules)} rules; {wanted}"
@@ -26,7 +33,7 @@ def wrong_number(node: Node, parts: Any = None) -> str:
 
 def explain(error: Exception, node: Node, inputs: Sequence[Any], parts: Any = None) -> None:
     """Say more about an error that came up while the rules of `node` ran as rule(*inputs): a clearer one, or a note."""
-    fault = wrong_number(node, parts)
+    fault = wrong_count(node, parts)
     if fault:
         raise ValueError(fault) from error
     rules: Any = node.pullbacks

@@ -11,7 +11,7 @@ import numpy as np
 from tinygrad_qkv.autograd import Node, ancestry, leaf_node
 from tinygrad_qkv.modes import grad_mode, switched
 from tinygrad_qkv.observers import Observer, Part, observers
-from tinygrad_qkv.rule_faults import wrong_number
+from tinygrad_qkv.rule_faults import wrong_count
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -75,7 +75,7 @@ class Trial(Observer):
     def refuse_miscounted_rules(self) -> None:
         """Raise ValueError for an op with more or fewer rules than operands: some go unread, and others are missed."""
         for node in self.made():
-            fault = wrong_number(node)
+            fault = wrong_count(node)
             if fault:
                 raise ValueError(fault)
 
