@@ -360,3 +360,11 @@ def test_a_kept_gradient_is_recorded_under_create_graph():
     (h * h * h).backward(create_graph=True)
     assert h.grad.item() == 3 * 36
     assert grad(h.grad, x)[0].item() == 6 * 6 * 2
+
+
+def test_a_tensor_made_from_what_was_cut_off_tells_where_the_cut_was():
+    x = leaf([1.0, 2.0])
+    with recording():
+        far = (x.detach() * 2.0) + 1.0
+    with pytest.raises(RuntimeError, match=rf"cut off from its graph by detach\(\) at {re.escape(__file__)}"):
+        far.gradient()

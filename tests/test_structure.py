@@ -66,11 +66,11 @@ ALLOWED: dict[str, set[str]] = {
     "anomaly_origins": {"tensor", "autograd", "anomaly_causes"},
     "anomaly_report": {*("modes", "observers", "records", "tensor", "autograd", "anomaly_causes", "anomaly_origins")},
     "diagnosis": {
-        *("modes", "observers", "random", "records", "tensor", "autograd", "backward", "gradient_evidence"),
-        "zero_gradient_reasons",
+        *("random", "tensor", "gradient_evidence", "zero_gradient_reasons"),
     },
-    "gradient_evidence": {"modes", "observers", "records", "tensor", "autograd", "backward"},
-    "zero_gradient_reasons": {"kernels", "tensor", "autograd", "gradient_evidence"},
+    "gradient_evidence": {"observers", "records", "tensor", "autograd", "backward"},
+    "zero_gradient_reasons": {"autograd", "gradient_evidence", "zero_makers"},
+    "zero_makers": {"kernels", "autograd", "gradient_evidence"},
     "viz": {"modes", "tensor", "autograd", "ledger"},
     "public names": {
         "hints",

@@ -13,6 +13,7 @@ from tinygrad_qkv.autograd import OUTPUT, record
 from tinygrad_qkv.backward import grad
 from tinygrad_qkv.checkpointing import checkpoint
 from tinygrad_qkv.derivatives import hessian, hvp, jacobian, jvp, per_sample_grad, vjp
+from tinygrad_qkv.diagnosis import diagnose
 from tinygrad_qkv.gradient_checks import GradientError, check_grad, check_grad_grad, check_jvp
 from tinygrad_qkv.gradient_paths import explain_grad, explain_softmax_grad
 from tinygrad_qkv.hints import missing
@@ -193,6 +194,7 @@ __all__ = [
     "cross_entropy",
     "cumsum",
     "detect_anomaly",
+    "diagnose",
     "div",
     "dot",
     "draw_graph",

@@ -69,7 +69,7 @@ class Node:
         self.hooks: Hooks | None = None
         self.line: Line | None = None  # this and the next two only under `recording()`
         self.value: np.ndarray | None = None
-        self.cut_from: Node | None = None  # what a leaf without gradients was made from
+        self.cut_from: tuple[Node, ...] = ()  # what a leaf without gradients was made from
 
     @property
     def is_leaf(self) -> bool:

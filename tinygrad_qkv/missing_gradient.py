@@ -11,7 +11,9 @@ def why_no_gradient(tensor: Tensor) -> str:
     what = f"this tensor of shape {tensor.shape}" if tensor.name is None else f"{tensor.name!r} of shape {tensor.shape}"
     if tensor.dtype.kind != "f":
         return f"{what} holds {tensor.dtype}: only float tensors have gradients"
-    if node is not None and node.cut_from is not None:
+    while node is not None and node.cut_from and not any(n.requires_grad for n in node.cut_from):
+        node = next(n for n in node.cut_from if n.cut_from)  # made from what was cut off before
+    if node is not None and node.cut_from:
         where = f" at {node.line}" if node.line else ""
         how = "detach()" if node.op == "detach" else f"op '{node.op}' under no_grad()"
         return (

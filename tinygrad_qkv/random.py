@@ -60,6 +60,24 @@ def repeated_draws(before: Generators) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unchanged_randomness() -> Iterator[None]:
+    """Draws inside change nothing for those after: the default streams, generators given to ops, and NumPy's own."""
+    streams, legacy = _repeating.get() or _streams, np.random.get_state()
+    with _lock:
+        former = {name: copy.deepcopy(streams[name]) for name in ("init", "dropout") if name in streams}
+    with noted_draws() as before:
+        try:
+            yield
+        finally:
+            with _lock:
+                streams.update(former)
+            for key, generator in before.items():
+                if not isinstance(key, str):
+                    key.bit_generator.state = generator.bit_generator.state
+            np.random.set_state(legacy)
+
+
 def _source(generator: np.random.Generator | None, stream: str) -> np.random.Generator:
     """The generator to draw from: the one that was given, else a default stream; its copy where draws are repeated."""
     if generator is not None and not isinstance(generator, np.random.Generator):

@@ -37,8 +37,9 @@ class recording(Watch):  # noqa: N801, named like the functions beside it
         """Copy the values (a later in-place step must not change the record), and note where a graph was cut."""
         node = out._node
         if node is None:
-            cut = next((p._node for p in parents if isinstance(p, Tensor) and p.requires_grad), None)
-            if cut is None:
+            nodes = (p._node for p in parents if isinstance(p, Tensor) and p._node is not None)
+            cut = tuple(n for n in nodes if n.requires_grad or n.cut_from)
+            if not cut:
                 return
             node = leaf_node(out)
             node.op, node.cut_from = op, cut
