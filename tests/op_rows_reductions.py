@@ -6,6 +6,8 @@ import numpy as np
 from op_table import ids, normal, row
 from scipy import special
 
+from tinygrad_qkv.ops.normalisation import softmax_pullback
+
 
 def logsumexp(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
     return np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
@@ -59,6 +61,10 @@ def softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return special.softmax(x, axis) if x.size else x
 
 
+def pullback(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    return y * (g - np.sum(g * y, axis=axis if y.ndim else None, keepdims=True))
+
+
 def log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return special.log_softmax(x, axis) if x.size else x
 
@@ -74,6 +80,10 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float = 1e-5) -> np.ndarray
 SHAPES = ((-1, (3, 5)), (0, (3, 5)), (1, (2, 3, 5)), (-1, (3, 1)), (0, ()), (-1, (2, 0)), (0, (7,)), (0, (0, 3)))
 NORMALISATION = [
     *(row("softmax", (normal(*shape),), softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES),
+    *(
+        row("softmax_pullback", (normal(*n), normal(*n)), pullback, i, call=softmax_pullback, note=f"{i} of {n}")
+        for i, n in SHAPES
+    ),
     *(row("log_softmax", (normal(*shape),), log_softmax, axis, note=f"{axis} of {shape}") for axis, shape in SHAPES),
     *(
         row("layer_norm", (normal(*shape), normal(shape[-1]), normal(shape[-1])), layer_norm, note=f"{shape}")

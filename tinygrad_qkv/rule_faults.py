@@ -17,8 +17,8 @@ def wrong_count(node: Node, parts: Any = None) -> str:
     for i, parent in enumerate(node.parents):
         if not isinstance(parent, (Node, numbers.Number)):
             return (
-                f"op '{node.op}' has a {type(parent).__name__} for its operand {i}; record() takes Tensors and numbers as "
-                "parents: make it a Tensor, or list it in saved only"
+                f"op '{node.op}' has a {type(parent).__name__} for its operand {i}; record() takes Tensors and numbers "
+                "as parents: make it a Tensor, or list it in saved only"
             )
     wanted = "record() takes a tuple with one rule for each parent, or one function that returns a gradient for each"
     if isinstance(rules, tuple):

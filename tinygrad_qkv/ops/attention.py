@@ -13,6 +13,7 @@ import numpy as np
 from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import OUTPUT, record
 from tinygrad_qkv.kernels.attention_rules import FAR, AttentionRules, visible
+from tinygrad_qkv.ops.normalisation import softmax, softmax_pullback
 from tinygrad_qkv.ops.selection import dropout_by_seed
 from tinygrad_qkv.tensor import Tensor
 
@@ -74,21 +75,24 @@ def _composed_pullback(
     shared_k, shared_v = per_head(k, q), per_head(v, q)
     raw = rules.scale * (q @ np.swapaxes(shared_k, -1, -2))
     capped = rules.softcap * np.tanh(raw / rules.softcap) if rules.softcap else raw
-    scores = capped if bias is None else capped + bias
+    scores: Any = capped if bias is None else capped + bias
     seen = visible(rules, lse, k)
     if bias is not None:
         seen = seen & ~np.isneginf(np.asarray(bias._data))
-    # The log-sum-exp again, as a function of the scores: at the value `lse` its own exponentials sum to 1.
-    base = np.where(np.isneginf(lse), 0, lse)[..., None]
-    e = np.where(seen, np.exp(np.where(seen, scores, 0) - base), 0)
-    total = np.sum(e, axis=-1, keepdims=True)
-    if sink is not None:
-        total = total + np.exp(np.reshape(sink, (-1, 1, 1)) - base)
-    weights = e / np.where(np.isneginf(lse)[..., None], 1, total)
+    blind = np.isneginf(lse)[..., None]
+    if not seen.all():  # a row without a key gets scores of 0 and, below, weights of 0
+        scores = np.where(seen, scores, np.where(blind, 0, -np.inf).astype(q.dtype))
+    if sink is None:
+        weights: Any = softmax(scores, -1)
+    else:
+        column = np.broadcast_to(np.reshape(sink, (-1, 1, 1)), (*lse.shape, 1))
+        everything = softmax(np.concatenate([scores, column], -1), -1)
+        weights, share = everything[..., :-1], everything[..., -1:]
+    if blind.any():
+        weights = np.where(blind, 0, weights)
     mixed = dropout_by_seed(weights, rules.dropout_p, rules.seed)
     dweights = dropout_by_seed(g @ np.swapaxes(shared_v, -1, -2), rules.dropout_p, rules.seed)
-    mean = np.sum(dweights * weights, axis=-1, keepdims=True)
-    dscores = weights * (dweights - mean)
+    dscores = softmax_pullback(dweights, weights, -1)
     draw = dscores * rules.scale
     if rules.softcap:
         draw = draw * (1 - (capped / rules.softcap) ** 2)
@@ -96,8 +100,7 @@ def _composed_pullback(
     dv = per_group(np.swapaxes(mixed, -1, -2) @ g, v)
     dsink: tuple = ()
     if sink is not None:
-        share = np.exp(np.reshape(sink, (-1, 1, 1)) - base) / total
-        dsink = (-np.sum(share * mean, axis=(0, 2, 3)),)
+        dsink = (-np.sum(share * np.sum(dweights * weights, axis=-1, keepdims=True), axis=(0, 2, 3)),)
     return draw @ shared_k, dk, dv, *(() if bias is None else (dscores,)), *dsink
 
 

@@ -10,7 +10,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from tinygrad_qkv import kernels
 from tinygrad_qkv.autograd import OUTPUT, record
-from tinygrad_qkv.ops.operands import Operand, floating, numeric, refuse_names
+from tinygrad_qkv.ops.operands import Operand, floating, numeric, refuse_names, tensor
 from tinygrad_qkv.tensor import Tensor
 
 
@@ -20,13 +20,29 @@ def softmax(x: Operand, axis: int = -1, **unknown: Any) -> Tensor:
     x, v = floating(x)
     axis = normalize_axis_index(axis, max(v.ndim, 1))
     formula = "dx = y * (g - sum(g * y, axis))"
-    return record(kernels.softmax(v, axis), "softmax", (x,), (OUTPUT, axis), (_softmax_pullback,), (formula,))
+    return record(kernels.softmax(v, axis), "softmax", (x,), (OUTPUT, axis), (softmax_pullback,), (formula,))
 
 
-def _softmax_pullback(g: Any, y: Any, axis: int) -> Any:
-    if isinstance(g, np.ndarray):
+def softmax_pullback(g: Any, y: Any, axis: int) -> Any:
+    """y * (g - sum(g * y)) along one axis: what softmax's operand gets. Array in, array out; Tensor in, recorded.
+
+    An op of its own, because second derivatives of attention are mostly made of it.
+    """
+    if isinstance(g, np.ndarray) and isinstance(y, np.ndarray):
         return kernels.softmax_pullback(g, y, axis)
-    return y * (g - np.sum(g * y, axis=axis if y.ndim else None, keepdims=True))
+    g, y = tensor(g), tensor(y)
+    rules = (
+        lambda g, up, y, axis: softmax_pullback(g, y, axis),
+        lambda g, up, y, axis: g * (up - _sum(up * y, axis)) - up * _sum(g * y, axis),
+    )
+    formulas = ("dup = y * (g - sum(g * y, axis))", "dy = g * (up - sum(up * y, axis)) - up * sum(g * y, axis)")
+    dx = kernels.softmax_pullback(g._data, y._data, axis)
+    return record(dx, "softmax_pullback", (g, y), (g, y, axis), rules, formulas)
+
+
+def _sum(x: Any, axis: int) -> Any:
+    """The sum along one axis, which stays; x may be a scalar."""
+    return np.sum(x, axis=axis if x.ndim else None, keepdims=True)
 
 
 def log_softmax(x: Operand, axis: int = -1, **unknown: Any) -> Tensor:
