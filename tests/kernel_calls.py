@@ -149,15 +149,19 @@ def _adam_step(n: int) -> Callable[[], list[Any]]:
 
 
 def _attention(n: int, backward: bool = False) -> Callable[[], Iterable[Any]]:
-    """Many rules at once, on narrow heads, so that there are many tiles."""
+    """Many rules at once, on narrow heads, so that there are many tiles; and many heads of few keys."""
     T = max(3, round((n / 8) ** 0.5))
     q, g = np.random.default_rng(0).standard_normal((2, 1, 2, T, 2), np.float32)
     kv = np.random.default_rng(1).standard_normal((2, 1, 1, T, 2), np.float32)
     rules = AttentionRules(softcap=2.0, bias=q[..., :1], least=-9, dropout_p=0.2)
-    out, lse = k.attention(q, *kv, rules)
+    short = np.random.default_rng(2).standard_normal((4, n // (4 * SHORT**2) + 1, 1, SHORT, 2), np.float32)
     if backward:
-        return lambda: k.attention_pullback(g, q, *kv, out, lse, rules, True)
-    return lambda: k.attention(q, *kv, rules)
+        (out, lse), few = k.attention(q, *kv, rules), k.attention(*short[:3])
+        return lambda: (
+            *k.attention_pullback(g, q, *kv, out, lse, rules, True),
+            *k.attention_pullback(short[3], *short[:3], *few)[:3],
+        )
+    return lambda: (*k.attention(q, *kv, rules), *k.attention(*short[:3]))
 
 
 CALLS = {

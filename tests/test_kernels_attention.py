@@ -217,7 +217,7 @@ def test_a_query_whose_near_keys_are_all_marked_as_hidden_takes_no_part(reach):
 
 
 def test_the_sink_takes_its_share():
-    q, k, v, _ = inputs(1, 2, 2, 3, 5, 4, 3, np.float64)
+    q, k, v, _ = inputs(1, 2, 2, 3, 37, 4, 3, np.float64)
     plain, lse = attention(q, k, v)
     out, with_sink = attention(q, k, v, AttentionRules(sink=np.array([0.0, -np.inf])))
     np.testing.assert_allclose(with_sink[:, 0], np.log1p(np.exp(lse[:, 0])), rtol=1e-14)

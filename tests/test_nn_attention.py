@@ -132,14 +132,13 @@ def test_positions_of_each_sequence():
     starts = np.array([0, 4])
     positions = starts[:, None] + np.arange(T)
     keep = positions[:, None, :, None] >= np.arange(S)
-    np.testing.assert_array_equal(
-        attention(q, k, v, is_causal=True, q_positions=positions), attention(q, k, v, attend=keep)
-    )
+    marked = attention(q, k, v, attend=keep)
+    np.testing.assert_array_equal(attention(q, k, v, is_causal=True, q_positions=positions), marked)
     shifted = attention(q, k, v, is_causal=True, q_positions=positions + 9, k_positions=np.arange(S) + 9)
-    np.testing.assert_array_equal(shifted, attention(q, k, v, attend=keep))
-    np.testing.assert_array_equal(
-        attention(q, k, v, is_causal=True, k_positions=np.arange(S) + 30), attention(q, k, v, is_causal=True)
-    )
+    np.testing.assert_array_equal(shifted, marked)
+    shifted = attention(q, k, v, is_causal=True, k_positions=np.arange(S) + 30)
+    plain = attention(q, k, v, is_causal=True)  # without positions the fused path has a kernel for few keys
+    np.testing.assert_allclose(shifted, plain, rtol=0, atol=1e-14)
 
 
 def test_decoding_one_position_at_a_time_equals_the_whole():

@@ -295,9 +295,9 @@ def test_importing_the_engine_imports_nothing_above_it():
 BUILDING_BLOCKS = {
     f"tinygrad_qkv/kernels/{name}.py"
     for name in (
-        *("addresses", "attention_backward", "attention_forward", "attention_masks", "attention_tiles", "dots"),
-        *("panels", "passes", "random_bits", "rows", "scalars", "simd", "softmax_columns", "softmax_rows"),
-        *("tile_product", "transposes", "vectors"),
+        *("addresses", "attention_backward", "attention_forward", "attention_masks", "attention_short"),
+        *("attention_tiles", "dots", "panels", "passes", "random_bits", "rows", "scalars", "simd"),
+        *("softmax_columns", "softmax_rows", "tile_product", "transposes", "vectors"),
     )
 }
 

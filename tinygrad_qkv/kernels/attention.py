@@ -9,6 +9,7 @@ from tinygrad_qkv.kernels.arrays import native, one_dtype, shapes_fit
 from tinygrad_qkv.kernels.attention_backward import backward
 from tinygrad_qkv.kernels.attention_forward import forward
 from tinygrad_qkv.kernels.attention_rules import AttentionRules, prepared, sink_of
+from tinygrad_qkv.kernels.attention_short import is_short, short_backward, short_forward
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
 
 HEIGHT = 96  # queries of a tile
@@ -34,10 +35,13 @@ def attention(
     if lse.size == 0 or k.shape[2] == 0:
         out[...], lse[...] = 0, -np.inf if rules.sink is None else rules.sink[:, None]
         return out, lse
-    height, width = 2 * HEIGHT, ROW_BYTES // q.itemsize
     row_work = k.shape[2] * (k.shape[3] + v.shape[3])
-    strips = -(-TASK_WORK // max(1, min(height, q.shape[2]) * row_work))
     parallel = lse.size * row_work >= PARALLEL_FROM["attention"]
+    if is_short(q, k, rules):
+        short_forward(q, k, v, out, lse, rules.scale, (rules.least, rules.most, rules.offset), parallel=parallel)
+        return out, lse
+    height, width = 2 * HEIGHT, ROW_BYTES // q.itemsize
+    strips = -(-TASK_WORK // max(1, min(height, q.shape[2]) * row_work))
     rest = prepared(rules, q, k, height, width)
     forward(q, k, v, out, lse, sink_of(rules, q), height, width, strips, *rest, parallel=parallel)
     return out, lse
@@ -64,6 +68,11 @@ def attention_pullback(
     shapes_fit("attention_pullback", g=(g, shape), out=(out, shape), lse=(lse, q.shape[:3]))
     g, out, lse = _rows_in_place(g), _rows_in_place(out), np.ascontiguousarray(lse)
     dq, dk, dv = (_ordered_as(x, x.shape[3]) for x in (q, k, v))
+    parallel = lse.size * k.shape[2] * (k.shape[3] + v.shape[3]) >= PARALLEL_FROM["attention"]
+    if lse.size and k.shape[2] and not bias_too and is_short(q, k, rules):
+        reach = rules.least, rules.most, rules.offset
+        short_backward(g, q, k, v, dq, dk, dv, rules.scale, reach, parallel=parallel)
+        return dq, dk, dv, None
     dq[...] = 0
     if rules.lengths is not None:  # keys that are not read get no gradient
         dk[...], dv[...] = 0, 0
@@ -73,7 +82,6 @@ def attention_pullback(
         tiles = -(-k.shape[2] // width)
         parts = min(tiles, -(-TASKS // (k.shape[0] * k.shape[1])))
         dq_parts = np.zeros((parts - 1, *q.shape), q.dtype)
-        parallel = lse.size * k.shape[2] * (k.shape[3] + v.shape[3]) >= PARALLEL_FROM["attention"]
         arrays = g, q, k, v, out, lse, dq, dq_parts, dk, dv, dbias
         backward(*arrays, height, width, *prepared(rules, q, k, height, width), parallel=parallel)
         for part in dq_parts:
