@@ -16,6 +16,9 @@ from tinygrad_qkv.tensor import Tensor
 # With 16 keys it takes 1.0 to 1.4 times as long as the graph, whose every step can be looked at besides; with 32 keys
 # 0.9 to 1.1 times, with 64 keys 0.9 times and less.
 FUSED_FROM, KEYS_FROM = 2**10, 32
+# Without rules but a causal mask or a window, which have a kernel for few keys: in a layer with 16 keys 0.9 to 1.0
+# times as long, with 8 keys and many heads 1.0 to 1.1 times.
+PLAIN_FROM, PLAIN_KEYS_FROM = 2**8, 16
 
 
 class Terms(NamedTuple):
@@ -28,9 +31,13 @@ class Terms(NamedTuple):
     seed: int
 
 
-def suits(shape: tuple[int, ...]) -> bool:
+def suits(shape: tuple[int, ...], mask: Mask, terms: Terms) -> bool:
     """Whether the fused path is the faster one for scores of this shape."""
-    return shape[-2] * shape[-1] >= FUSED_FROM and shape[-1] >= KEYS_FROM
+    keys, scores = shape[-1], shape[-2] * shape[-1]
+    if scores >= FUSED_FROM and keys >= KEYS_FROM:
+        return True
+    bare = mask.attend is mask.bias is mask.lengths is mask.positions is terms.sink is None
+    return bare and not terms.softcap and not terms.dropout_p and scores >= PLAIN_FROM and keys >= PLAIN_KEYS_FROM
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms, shape: tuple[int, ...]) -> Tensor | None:

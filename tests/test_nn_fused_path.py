@@ -8,7 +8,6 @@ import pytest
 
 from tinygrad_qkv import Tensor, check_grad, grad, manual_seed, nn
 from tinygrad_qkv.nn import functional as F
-from tinygrad_qkv.nn.fused_path import suits
 
 NAN = float("nan")
 attention = F.scaled_dot_product_attention
@@ -159,11 +158,28 @@ def test_what_is_needed_does_not_change_one_bit():
             np.testing.assert_allclose(record.weights.data @ v, output, atol=2e-6)
 
 
-def test_sizes_alone_choose_the_path():
-    for t, s, is_fused in ((32, 32, True), (31, 33, False), (1, 1024, True), (128, 31, False), (8, 8, False)):
-        assert suits((2, 2, t, s)) == is_fused
-        output = attention(*(Tensor(numbers(2, 2, n, 4), requires_grad=True) for n in (t, s, s)))
-        assert (output._node.op == "attention") == is_fused
+def test_sizes_and_the_rules_that_there_are_choose_the_path():
+    """Where all sizes suffice, or with a causal mask alone; never the numbers, nor how many heads there are."""
+    bare, keep = {}, {"attend": np.ones((1, 1), bool)}
+    others = ({"lengths": [16, 9]}, {"softcap": 2.0}, {"dropout_p": 0.5}, {"sink": np.zeros(2)}, {"bias": np.zeros(1)})
+    positions = {"is_causal": True, "q_positions": np.arange(16)}
+    for t, s, words, is_fused in (
+        (32, 32, keep, True),
+        (31, 33, keep, False),
+        (1, 1024, keep, True),
+        (128, 31, keep, False),
+        (16, 16, bare, True),
+        (16, 16, {"is_causal": True}, True),
+        (16, 16, {"window": 5}, True),
+        (16, 16, keep, False),
+        (16, 16, positions, False),
+        *((16, 16, words, False) for words in others),
+        (15, 17, bare, False),
+        (128, 15, bare, False),
+        (8, 8, bare, False),
+    ):
+        output = attention(*(Tensor(numbers(2, 2, n, 4), requires_grad=True) for n in (t, s, s)), **words)
+        assert (output._node.op == "attention") == is_fused, (t, s, words)
 
 
 def test_padding_with_nan_stays_on_the_fused_path_in_linear_memory():
