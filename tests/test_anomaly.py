@@ -48,6 +48,11 @@ def caught(f, **options):
     return error.value
 
 
+def words_of(error):
+    """What it says, without the line breaks."""
+    return " ".join(str(error).split())
+
+
 # ---- forward
 
 
@@ -55,7 +60,7 @@ def test_of_two_roots_the_inner_one_is_blamed_with_its_operand():
     x = leaf([[3.0, 4, 1], [5, 6, 7]])
     error = caught(lambda: (x - 2).sqrt().sqrt().sum().backward())
     assert (error.phase, error.op, error.bad, error.operand, error.index) == ("forward", "sqrt", "NaN", 0, (0, 2))
-    text = str(error)
+    text = words_of(error)
     assert f"operand 0 (made by op 'sub' at {__file__}:" in text and "is -1.0 at index (0, 2)" in text
     assert "(2, 3) float64 -> (2, 3) float64, 1 of 6 elements NaN" in text
     assert "(x - 2).sqrt().sqrt()" in text  # the line itself
@@ -90,7 +95,7 @@ def test_an_op_is_named_with_its_cause(case, graph):
     assert (error.phase, error.op, error.bad, error.index) == ("forward", op, bad, index)
     assert words in error.cause
     if case == "0 / 0":
-        assert "operand 1" in str(error) and "operand 0 (a number) is 0.0" in str(error)
+        assert "operand 1" in words_of(error) and "operand 0 (a number) is 0.0" in words_of(error)
 
 
 def test_without_inf_only_nan_is_looked_for():
@@ -107,7 +112,7 @@ def test_the_module_is_named():
     model = nn.TransformerBlock(6, 2)
     model.feed.forward = lambda x: log(x * 0.0)
     error = caught(lambda: model(np.ones((5, 6))))
-    assert (error.op, error.module) == ("log", "feed") and "FeedForward" in str(error)
+    assert (error.op, error.module) == ("log", "feed") and "FeedForward" in words_of(error)
 
 
 def test_an_op_of_the_users_own_is_named():
@@ -126,26 +131,28 @@ def test_a_parameter_that_holds_nan_is_named_at_once():
     weight = dict(model.named_parameters())["2.weight"]
     weight.data[1, 4] = np.nan
     error = caught(lambda: model(np.ones((7, 3))))
-    assert "the parameter '2.weight' holds NaN" in str(error) and error.op is None and "learning rate" in error.cause
+    assert (
+        "the parameter '2.weight' holds NaN" in words_of(error) and error.op is None and "learning rate" in error.cause
+    )
 
 
 def test_nan_in_an_input_is_named_when_it_reaches_a_number_or_the_end():
     x, w = Tensor([[1.0, np.nan]]), leaf([[2.0, 3.0]])
-    assert "an input or a constant holds NaN" in str(caught(lambda: (x * w).exp().sum()))
-    assert "whose result leaves the block" in str(caught(lambda: setattr(test_the_module_is_named, "kept", x * w)))
+    assert "an input or a constant holds NaN" in words_of(caught(lambda: (x * w).exp().sum()))
+    assert "whose result leaves the block" in words_of(caught(lambda: setattr(test_the_module_is_named, "kept", x * w)))
 
 
 def test_nan_in_an_input_is_named_when_it_reaches_a_gradient():
     x, w = leaf([[1.0], [np.nan]]), leaf([[2.0]])
     error = caught(lambda: (x @ w)[0].sum().backward())
     assert (error.phase, error.op, error.operand) == ("backward", "matmul", 1)
-    assert "it reads  operand 0" in str(error) and "is nan at index (1, 0)" in str(error)
+    assert "it reads operand 0" in words_of(error) and "is nan at index (1, 0)" in words_of(error)
     assert x.grad is None and w.grad is None
 
 
 def test_a_tensor_that_was_bad_before_the_block_says_so():
     h = leaf([-1.0, 2.0]).sqrt()
-    assert "made by op 'sqrt', outside of this block" in str(caught(lambda: (h * 2.0).sum()))
+    assert "made by op 'sqrt', outside of this block" in words_of(caught(lambda: (h * 2.0).sum()))
 
 
 # ---- a loss that is NaN
@@ -155,7 +162,7 @@ def test_a_nan_loss_does_not_pass_when_only_backward_runs_inside():
     x = leaf([1.0, -2.0])
     loss = log(x).sum()
     error = caught(loss.backward)
-    assert (error.op, error.operand, error.index) == ("log", 0, (1,)) and "made it" in str(error)
+    assert (error.op, error.operand, error.index) == ("log", 0, (1,)) and "made it" in words_of(error)
     assert x.grad is None
     loss.backward()  # nothing was lost
     assert x.grad.tolist() == [1.0, -0.5]
@@ -166,7 +173,7 @@ def test_the_record_tells_the_op_and_its_line_afterwards():
     with recording():
         loss = (x.sqrt() * 3.0).exp().sum()
     error = caught(lambda: grad(loss, x))
-    assert error.op == "sqrt" and error.line.startswith(__file__) and "is -2.0 at index (1,)" in str(error)
+    assert error.op == "sqrt" and error.line.startswith(__file__) and "is -2.0 at index (1,)" in words_of(error)
 
 
 def test_where_the_graph_does_not_tell_the_report_says_how_to_learn_it():
@@ -189,7 +196,7 @@ def test_the_rule_of_a_root_at_0_is_named_with_its_numbers():
     x.grad = np.ones(3)
     error = caught(lambda: (x * 1.0).sqrt().sum().backward())
     assert (error.phase, error.op, error.operand, error.bad, error.index) == ("backward", "sqrt", 0, "inf", (1,))
-    text = str(error)
+    text = words_of(error)
     assert "the rule of op 'sqrt' for its operand 0" in text and "dx = g / (2 * y)" in text
     assert "g = 1.0, y = 0.0 (the result)" in text and "made by op 'mul'" in text
     assert error.line.startswith(__file__) and "slope of sqrt at 0" in error.cause
@@ -199,7 +206,7 @@ def test_the_rule_of_a_root_at_0_is_named_with_its_numbers():
 def test_where_after_the_root_is_the_classic_nan():
     x = leaf([4.0, 0.0])
     error = caught(lambda: where(np.array([True, False]), x.sqrt(), 0.0).sum().backward())
-    assert (error.op, error.bad, error.index) == ("sqrt", "NaN", (1,)) and "g = 0.0, y = 0.0" in str(error)
+    assert (error.op, error.bad, error.index) == ("sqrt", "NaN", (1,)) and "g = 0.0, y = 0.0" in words_of(error)
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
@@ -209,8 +216,8 @@ def test_an_accumulation_that_overflows_is_named(create_graph):
     with detect_anomaly():
         total = (h * 1e308).sum() + (h * 1e308).sum()
     error = caught(lambda: total.backward(create_graph=create_graph))
-    assert "the sum of the contributions to one gradient overflows to inf" in str(error)
-    assert error.phase == "backward" and "1e+308 had arrived" in str(error)
+    assert "the sum of the contributions to one gradient overflows to inf" in words_of(error)
+    assert error.phase == "backward" and "1e+308 had arrived" in words_of(error)
     assert x.grad is None
 
 
@@ -218,7 +225,7 @@ def test_the_sum_at_a_leaf_is_judged_too():
     x = leaf([2.0e-300])
     with detect_anomaly():
         total = (x * 1e308 + x * 1e308).sum()
-    assert "sum of the contributions" in str(caught(total.backward))
+    assert "sum of the contributions" in words_of(caught(total.backward))
 
 
 def test_a_rule_is_named_under_create_graph_too_and_not_the_ops_in_it():
@@ -239,8 +246,8 @@ def test_a_hook_and_a_seed_are_named():
     x = leaf([1.0, 2.0])
     h = x * 2.0
     with h.register_hook(lambda g: g * np.nan):
-        assert "a hook returned" in str(caught(lambda: h.sum().backward()))
-    assert "was given" in str(caught(lambda: (x * 3.0).backward(np.array([1.0, np.nan]))))
+        assert "a hook returned" in words_of(caught(lambda: h.sum().backward()))
+    assert "was given" in words_of(caught(lambda: (x * 3.0).backward(np.array([1.0, np.nan]))))
     assert x.grad is None
     h.sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
@@ -296,7 +303,7 @@ def test_no_mask_of_attention_gives_an_alarm(word, path, create_graph):
         (out * out).sum().backward(create_graph=create_graph)
 
 
-@pytest.mark.parametrize("path", ["tensor", "fused"])
+@pytest.mark.parametrize("path", ["scalar", "tensor", "fused"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_behind_a_mask_gives_no_alarm(path, value):
     q, k, v = (random.normal(size=(B, H, n, D)) for n in (T, S, S))
@@ -317,7 +324,7 @@ def test_nan_that_is_not_behind_the_mask_gives_one():
     q, k, v = (random.normal(size=(B, H, n, D)) for n in (T, S, S))
     v[0, 0, 0, 0] = np.nan
     error = caught(lambda: F.scaled_dot_product_attention(leaf(q), leaf(k), leaf(v), lengths=[S, 4]).sum())
-    assert "holds NaN" in str(error)
+    assert "holds NaN" in words_of(error)
 
 
 def test_the_bits_are_those_of_an_ordinary_pass():

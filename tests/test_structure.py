@@ -61,10 +61,14 @@ ALLOWED: dict[str, set[str]] = {
     "ledger_json": {"kernels", "ledger_entry"},
     "ledger_keeper": {"kernels", "observers", "formulas", "tensor", "autograd", "ledger", "ledger_entry"},
     "ledger_text": {"ledger_entry"},
-    "anomaly": {*("hooks", "modes", "observers", "records", "tensor", "autograd", "anomaly_origins", "anomaly_report")},
+    "anomaly": {*("hooks", "modes", "observers", "records", "tensor", "autograd", "anomaly_origins", "anomaly_report")}
+    | {"anomaly_text"},
     "anomaly_causes": set(),
     "anomaly_origins": {"tensor", "autograd", "anomaly_causes"},
-    "anomaly_report": {*("modes", "observers", "records", "tensor", "autograd", "anomaly_causes", "anomaly_origins")},
+    "anomaly_report": {
+        *("modes", "observers", "records", "tensor", "autograd", "anomaly_causes", "anomaly_origins", "anomaly_text"),
+    },
+    "anomaly_text": {"modes", "observers", "records", "tensor", "autograd", "anomaly_causes"},
     "diagnosis": {
         *("random", "tensor", "gradient_evidence", "zero_gradient_reasons"),
     },

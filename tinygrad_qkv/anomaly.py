@@ -11,7 +11,6 @@ import numpy as np
 
 from tinygrad_qkv.anomaly_origins import first_bad_value
 from tinygrad_qkv.anomaly_report import (
-    Operand,
     backward_report,
     forward_report,
     leaf_report,
@@ -19,6 +18,7 @@ from tinygrad_qkv.anomaly_report import (
     root_report,
     sum_report,
 )
+from tinygrad_qkv.anomaly_text import Operand
 from tinygrad_qkv.autograd import Node
 from tinygrad_qkv.hooks import pass_notes
 from tinygrad_qkv.modes import module_frame
@@ -118,7 +118,7 @@ class detect_anomaly(Watch):  # noqa: N801, named like the functions beside it
         i = next(i for i, p in enumerate(parents) if "NaN" in kinds_in(values_of(p)))
         known = self._known(parents[i])
         carried = known.carried if known and known.carried else self._described(i, parents[i])
-        if out.ndim == 0:
+        if out.ndim == 0 and op != "getitem":  # a number that was picked out may still be left out
             raise leaf_report(carried, "NaN", f"op '{op}', whose result is a number", user_line())
         return carried
 
