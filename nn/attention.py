@@ -15,6 +15,7 @@ from tinygrad_qkv.nn.dot_product import AttentionRecord
 from tinygrad_qkv.nn.fused_path import all_finite
 from tinygrad_qkv.nn.masks import MaskWords, refuse_unknown, seen_keys
 from tinygrad_qkv.nn.module import Module, Parameter
+from tinygrad_qkv.ops.heads import merge_heads, split_heads
 from tinygrad_qkv.ops.products import affine
 from tinygrad_qkv.ops.selection import probability
 from tinygrad_qkv.tensor import Tensor
@@ -170,17 +171,16 @@ class MultiHeadAttention(QKVProjection):
             q, k, v = ops.unsqueeze(q, 0), ops.unsqueeze(k, 0), ops.unsqueeze(v, 0)
         wanted = tuple(need) if not isinstance(need, str) else need
         result = F.scaled_dot_product_attention(
-            _split_heads(q, self.num_heads),  # (B, H, T, d_k)
-            _split_heads(k, self.num_kv_heads),
-            _split_heads(v, self.num_kv_heads),
+            split_heads(q, self.num_heads),  # (B, H, T, d_k)
+            split_heads(k, self.num_kv_heads),
+            split_heads(v, self.num_kv_heads),
             dropout_p=self.dropout if self.training else 0.0,
             path=path,
             need=wanted,
             **masks,
         )
         heads, record = result if wanted else (result, None)
-        joined = heads.swapaxes(-2, -3)  # (B, T, H, d_v)
-        output = _mapped(joined.reshape(*joined.shape[:-2], self.num_heads * self.d_v), self.W_O, self.b_O)
+        output = _mapped(merge_heads(heads), self.W_O, self.b_O)
         if lone:
             output = output.squeeze(0)
             record = record and AttentionRecord(*(t if t is None else t.squeeze(0) for t in record))
@@ -207,8 +207,3 @@ class MultiHeadAttention(QKVProjection):
 def _mapped(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     """x @ W + b, or x @ W without a bias."""
     return x @ W if b is None else affine(x, W, b)
-
-
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """(..., positions, heads * width) -> (..., heads, positions, width)."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)

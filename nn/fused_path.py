@@ -45,7 +45,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms, shape: tupl
 
     That is where NaN or inf meet a mask, and where v has leading axes of its own under dropout.
     """
-    lead = np.broadcast_shapes(shape[:-2], v.shape[:-2]) if v.ndim < 4 or len(shape) < 4 else _lead(shape, v)
+    lead = shape[:-2]
+    if v.shape[:-2] != lead:
+        lead = np.broadcast_shapes(lead, v.shape[:-2]) if v.ndim < 4 or len(shape) < 4 else _lead(shape, v)
     if terms.dropout_p and lead != shape[:-2]:
         return None
     B, H = (math.prod(lead[:-1]), lead[-1]) if len(lead) > 1 else (math.prod(lead), 1)
@@ -55,8 +57,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, terms: Terms, shape: tupl
         k, v = ops.where(real, k, 0), ops.where(real, v, 0)
     if mask.hides and not (all_finite(q) and all_finite(k) and all_finite(v)):
         return None
-    compact = k.shape[:-2] == v.shape[:-2] and len(lead) > 1
-    q, k, v = _four_axes(q, lead, H, False), _four_axes(k, lead, H, compact), _four_axes(v, lead, H, compact)
+    if not (len(lead) == 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2] == lead):
+        compact = k.shape[:-2] == v.shape[:-2] and len(lead) > 1
+        q, k, v = _four_axes(q, lead, H, False), _four_axes(k, lead, H, compact), _four_axes(v, lead, H, compact)
     rules = _rules(mask, terms, lead, (B, H, *shape[-2:]))
     bias = None if mask.bias is None else _bias(mask.bias, lead, (B, H, *shape[-2:])).astype(q.dtype)
     output, lse = fused_attention(q, k, v, bias, terms.sink, rules)

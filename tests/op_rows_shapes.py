@@ -6,6 +6,7 @@ import numpy as np
 from op_table import ids, normal, row
 
 from tinygrad_qkv import ops
+from tinygrad_qkv.ops.heads import merge_heads, split_heads
 from tinygrad_qkv.ops.masked_products import masked_mix, masked_scores
 from tinygrad_qkv.ops.products import affine
 
@@ -23,6 +24,19 @@ SHAPES = [
     row("permute", (normal(2, 3, 5),), np.transpose, (-1, 0, -2)),
     row("permute", (normal(),), np.transpose, ()),
     row("swapaxes", (normal(2, 3, 5),), np.swapaxes, 0, -1),
+    row(
+        "split_heads",
+        (normal(2, 5, 21),),
+        lambda x, heads: np.stack(np.split(x, heads, -1), -3),
+        3,
+        call=split_heads,
+    ),
+    row(
+        "merge_heads",
+        (normal(2, 3, 5, 7),),
+        lambda x: np.concatenate([x[:, h] for h in range(3)], -1),
+        call=merge_heads,
+    ),
     row("squeeze", (normal(1, 3, 1),), np.squeeze),
     row("squeeze", (normal(1, 3, 1),), np.squeeze, -1),
     row("squeeze", (normal(1, 3, 1),), np.squeeze, (0, 2)),

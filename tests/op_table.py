@@ -14,9 +14,11 @@ from tinygrad_qkv import ops
 # Public names of `ops` that are no ops: how operands are taken, how writes in place are made, NumPy's own functions.
 NOT_OPS = {"is_numeric", "tensor", "write", "protocol"}
 
-# Ops that are recorded but not offered: `affine` in layers; attention on its fused path, and the masked products where
-# a number behind its mask is not finite; the rule of softmax under create_graph.
-PRIVATE = {"affine", "attention", "masked_scores", "masked_mix", "softmax_pullback"}
+# Ops that are recorded but not offered: `affine` and the heads in layers; attention on its fused path, and the masked
+# products where a number behind its mask is not finite; the rule of softmax under create_graph.
+PRIVATE = {
+    *("affine", "split_heads", "merge_heads", "attention", "masked_scores", "masked_mix", "softmax_pullback"),
+}
 
 random = np.random.default_rng(20)
 

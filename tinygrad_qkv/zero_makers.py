@@ -14,7 +14,7 @@ from tinygrad_qkv.kernels.attention_rules import visible
 SATURATED = 1e-4  # the median over rows of sum p (1 - p), which is what a softmax multiplies a gradient by
 EQUAL = 1e-5  # the spread of what a softmax is told, beside its size
 SHAPES = {"reshape", "swapaxes", "permute", "getitem", "broadcast_to", "unsqueeze", "squeeze", "expand", "clone"}
-SHAPES |= {"astype", "neg", "transpose", "flatten", "identity"}
+SHAPES |= {"astype", "neg", "transpose", "flatten", "identity", "split_heads", "merge_heads"}
 PRODUCTS = {"matmul", "affine", "mul", "masked_scores", "masked_mix", "einsum", "dot"}
 FLAT = {"tanh", "sigmoid", "gelu", "silu", "softplus", "erf"}
 
