@@ -108,6 +108,17 @@ def test_without_inf_only_nan_is_looked_for():
         log(x * x)
 
 
+def test_the_choice_of_inf_holds_in_a_decorated_function():
+    assert detect_anomaly(inf=False)(log)(leaf([0.0])).tolist() == [-np.inf]
+
+
+def test_an_error_in_the_block_is_not_hidden_by_nan_that_came_in():
+    kept = []
+    with pytest.raises(KeyError), detect_anomaly():
+        kept.append(leaf([np.nan]) * 2.0)
+        raise KeyError("mine")
+
+
 def test_the_module_is_named():
     model = nn.TransformerBlock(6, 2)
     model.feed.forward = lambda x: log(x * 0.0)
@@ -179,6 +190,12 @@ def test_the_record_tells_the_op_and_its_line_afterwards():
 def test_where_the_graph_does_not_tell_the_report_says_how_to_learn_it():
     loss = (leaf([1.0, -2.0]) + 1.0).sin().sum() + Tensor(np.nan)
     assert "forward pass inside detect_anomaly()" in caught(loss.backward).cause
+    x = leaf([1.0, -2.0])
+    loss = ((x + 0.0).sqrt() * 2.0).sum()  # the root has kept its result, and not its operand
+    error = caught(loss.backward)
+    assert error.op == "sqrt" and "is the first known to hold it" in words_of(error)
+    loss = (log((x + 2.0) * (x + 2.0)) * (x + 0.0).sqrt()).sum()  # an inf elsewhere is not where the NaN comes from
+    assert caught(loss.backward, inf=False).op == "sqrt"
 
 
 def test_an_infinite_loss_does_not_pass_either():

@@ -122,6 +122,8 @@ def healthy():
         add(f"softcap {path}", Sinks(2.0), target_loss, X, path=path)
         add(f"bias {path}", Bias(), target_loss, X, path=path)
         add(f"decoder {path}", Decoder(path=path), language_loss)
+    one = [1, 1, T]  # most queries have no choice
+    add("nearly all padding", nn.MultiHeadAttention(D, 2), target_loss, X, lengths=one)
     add("post norm", Decoder(norm="post", dropout=0.1), language_loss)
     add("tied", Decoder(tied=True), language_loss)
     add("deep", Decoder(blocks=12, activation="gelu"), language_loss)
@@ -251,6 +253,15 @@ def test_a_saturated_softmax(path):
     assert not {"W_V", "W_O", "b_V", "b_O"} & set(wrong)
 
 
+def test_a_saturated_softmax_is_no_fault_of_what_comes_before():
+    manual_seed(2)
+    model = nn.Sequential(nn.Linear(D, D), nn.MultiHeadAttention(D, 2, bias=False), nn.Linear(D, D))
+    for name, p in model.named_parameters():
+        if name in ("1.W_Q", "1.W_K"):
+            p.data[:] *= 300
+    assert reasons(model, target_loss(model, X)) == {name: ["saturated softmax"] for name in ("1.W_Q", "1.W_K")}
+
+
 @pytest.mark.parametrize("path", ["tensor", "fused"])
 def test_equal_values(path):
     model = nn.MultiHeadAttention(D, 2)
@@ -355,6 +366,7 @@ def test_nothing_changes():
     def loss():
         calls.append(np.random.random())
         manual_seed(99)
+        model.zero_grad()
         return (dropped(model(IDS)) ** 2).mean()
 
     manual_seed(7)

@@ -37,6 +37,9 @@ OVERFLOW = "the result is too large for {dtype}, which ends at {most:.2g}"
 OF_NOTHING = "the {op} of no elements (or of too few, with ddof) does not exist"
 
 
+INFINITE = (LOG_OF_0, OVER_0, EXP)  # these give inf, not NaN
+
+
 def _at(where: Any, like: np.ndarray) -> np.ndarray:
     """The elements, in the operand's own shape where broadcasting had stretched it."""
     where = np.asarray(where)
@@ -154,17 +157,17 @@ SLOPES: dict[str, str] = {
 SLOPES["log2"] = SLOPES["log10"] = SLOPES["log1p"] = SLOPES["log"]
 
 
-def cause_of(op: str, operands: Arrays, bad: str) -> Cause | None:
-    """The likeliest reason why `op` gave `bad` ("NaN", "inf" or "-inf") for these operands; None if none is known."""
+def cause_of(op: str, operands: Arrays) -> Cause | None:
+    """The likeliest reason why `op` gave NaN or inf for these operands; None if none is known.
+
+    Those that make NaN stand first in the table: where both are made, NaN is reported.
+    """
     with np.errstate(all="ignore"):
         try:
             causes = CAUSES[op](operands) if op in CAUSES else []
         except (ValueError, IndexError, TypeError):  # an op of the user's that bears one of these names
             return None
-    nans = (ROOT_OF_NEGATIVE, LOG_OF_NEGATIVE, ZERO_OVER_0, INF_OVER_INF, INF_MINUS_INF, ZERO_TIMES_INF)
-    infinite = (LOG_OF_0, OVER_0, EXP)
-    wrong = infinite if bad == "NaN" else nans
-    return next((c for c in causes if np.any(c.where) and c.words not in wrong), None)
+    return next((c for c in causes if np.any(c.where)), None)
 
 
 def overflow(dtype: np.dtype) -> str:

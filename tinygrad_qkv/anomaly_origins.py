@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.anomaly_causes import cause_of
+from tinygrad_qkv.anomaly_causes import INFINITE, cause_of
 from tinygrad_qkv.autograd import OUTPUT, Node, ancestry
 from tinygrad_qkv.tensor import Tensor
 
@@ -48,7 +48,7 @@ def first_bad_value(root: Node | None, bad: str) -> Found | None:
                 clean = all(x is not None and not is_bad(np.asarray(x)).any() for x in operands)
                 return Found(node, known, operands, clean)
         elif operands and all(x is not None for x in operands):
-            cause = cause_of(node.op, [np.asarray(x) for x in operands], bad)
-            if cause is not None and cause.sure:
+            cause = cause_of(node.op, [np.asarray(x) for x in operands])
+            if cause is not None and cause.sure and (bad != "NaN" or cause.words not in INFINITE):
                 return Found(node, None, operands, True)
     return None

@@ -71,7 +71,7 @@ def forward_report(
 ) -> AnomalyError:
     """The error for an op whose result is bad and whose operands are not."""
     y = out._data
-    cause = cause_of(op, [np.asarray(o.values) for o in operands], bad)
+    cause = cause_of(op, [np.asarray(o.values) for o in operands])
     if cause is not None:
         i, words = cause.operand, cause.words
         index = first(cause.where)
@@ -125,7 +125,7 @@ def root_report(root: Tensor, bad: str, found: Found | None, carried: Operand | 
         return AnomalyError(text_of(title, [*rows, ("cause", words)]), cause=words, **(facts | {"op": None}))
     arrays = [None if x is None else np.asarray(x) for x in found.operands]
     known = [x for x in arrays if x is not None]
-    cause = cause_of(node.op, known, bad) if len(known) == len(arrays) else None
+    cause = cause_of(node.op, known) if len(known) == len(arrays) else None
     what = f"op '{node.op}' of shape {node.shape} " + ("made it" if found.certain else "is the first known to hold it")
     rows = [("culprit", what), *place_rows(node.frame, node.line)]
     if cause is not None:

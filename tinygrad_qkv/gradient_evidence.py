@@ -84,16 +84,22 @@ class Evidence:
     def after(self, node: Node, through: Container[str] | None = None) -> Iterator[tuple[Node, int]]:
         """All uses of a node, and the uses of what was made with it, nearest first.
 
-        With `through`, beyond the first uses only of what ops of these names have made.
+        With `through`, beyond the first uses only of what ops of these names have made, and no product with another
+        parameter.
         """
         first = {child for child, _ in self.uses.get(node, ())}
+
+        def goes_on(child: Node) -> bool:
+            meets = child.op != "add" and not self.names.keys().isdisjoint(child.parents)
+            return through is None or child in first or (child.op in through and not meets)
+
         seen, level = {node}, [node]
         while level:
             following = []
             for n in level:
                 for child, i in self.uses.get(n, ()):
                     yield child, i
-                    if child not in seen and (through is None or child in first or child.op in through):
+                    if child not in seen and goes_on(child):
                         seen.add(child)
                         following.append(child)
             level = following
