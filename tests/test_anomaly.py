@@ -147,6 +147,19 @@ def test_a_parameter_that_holds_nan_is_named_at_once():
     )
 
 
+def test_a_parameter_that_has_grown_is_named_beside_the_op():
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    weight = dict(model.named_parameters())["0.weight"]
+    x = np.full((7, 3), 1e30, np.float32)
+    assert "learning rate" not in caught(lambda: model(x) * 1e30).cause
+    weight.data[:] = 1e20
+    error = caught(lambda: model(x))
+    assert error.op == "affine" and "the parameter '0.weight' (transposed) holds numbers up to 1.0e+20" in error.cause
+    w = leaf([1e300])
+    w.name = "w"
+    assert "the parameter 'w' holds numbers up to 1.0e+300" in caught(lambda: w * w).cause
+
+
 def test_nan_in_an_input_is_named_when_it_reaches_a_number_or_the_end():
     x, w = Tensor([[1.0, np.nan]]), leaf([[2.0, 3.0]])
     assert "an input or a constant holds NaN" in words_of(caught(lambda: (x * w).exp().sum()))

@@ -307,6 +307,15 @@ def test_masked_everywhere(path):
     assert found == {name: ["masked everywhere"] for name in ("W_Q", "W_K", "W_V", "b_Q", "b_K", "b_V", "W_O")}
 
 
+def test_a_mask_of_ones_own_is_found_too():
+    q, k, v = (Tensor(random.normal(size=(T, 3)), requires_grad=True) for _ in range(3))
+
+    def loss():
+        return (where(np.zeros((T, T), bool), q @ k.mT, -1e9).softmax() @ v).square().sum()
+
+    assert reasons({"q": q, "k": k, "v": v}, loss) == {name: ["masked everywhere"] for name in "qk"}
+
+
 @pytest.mark.parametrize("path", ["tensor", "fused"])
 def test_dropout_of_everything(path):
     model = nn.Sequential(nn.Linear(D, 6), nn.Dropout(1.0), nn.Linear(6, 3))
@@ -341,6 +350,8 @@ def test_other_zeros():
     assert reasons(both, lambda: (np.zeros((5, D)) @ w + u).sum()) == {"w": ["zero input"]}
     assert reasons(both, lambda: (w * 0.0 + u).sum()) == {"w": ["multiplied by 0"]}
     assert reasons(both, lambda: (w.sum().sign() + u).sum()) == {"w": ["step function"]}
+    fitted = diagnose(both, lambda: (w - w.data).square().sum() + u.sum())
+    assert not fitted.faults and [f.reason for f in fitted.for_("w")] == ["at the minimum"]
     assert reasons(both, lambda: ((w * 0.0 + 100.0).tanh() + u).sum())["w"] == ["saturated activation"]
     model = mlp(D, 6, 5)
     found = reasons(model, lambda: F.cross_entropy(model(X[:, 0]), np.full(B, -100)))

@@ -78,6 +78,7 @@ def forward_report(
     else:
         i, index = widest(operands, y, bad)
         words = words_without_cause(op, operands, y, bad)
+    words += "".join(f"; {o.who} holds numbers up to {o.largest:.1e}: {OF_A_PARAMETER}" for o in operands if o.is_huge)
     rows = [
         ("op", f"{signature(op, operands, y)}, {count(y, bad)}"),
         *place_rows(*place),

@@ -18,6 +18,7 @@ from tinygrad_qkv.records import Line
 from tinygrad_qkv.tensor import Tensor
 
 WIDTH = 78
+HUGE = 1e6
 _WRAP: dict[str, Any] = {"subsequent_indent": " " * 12, "break_long_words": False, "break_on_hyphens": False}
 
 
@@ -28,6 +29,16 @@ class Operand(NamedTuple):
     values: Any
     who: str
     is_parameter: bool = False
+
+    @property
+    def largest(self) -> float:
+        """Its largest absolute value."""
+        return float(np.max(np.abs(self.values), initial=0.0))
+
+    @property
+    def is_huge(self) -> bool:
+        """Whether it is a parameter that has grown far beyond what training makes."""
+        return self.is_parameter and self.largest > HUGE
 
     @classmethod
     def of(cls, place: int, operand: Any, op: str | None = None, line: Line | None = None) -> Operand:
@@ -40,6 +51,9 @@ class Operand(NamedTuple):
         if operand.name:
             kind = "the parameter" if operand.is_leaf and operand.requires_grad else "named"
             return cls(place, operand._data, f"{kind} {operand.name!r}", kind == "the parameter")
+        parent: Any = node.parents[0] if op == "swapaxes" and node is not None and node.parents else None
+        if isinstance(parent, Node) and parent.name and parent.is_leaf and parent.requires_grad:
+            return cls(place, operand._data, f"the parameter {parent.name!r} (transposed)", True)
         if op:
             return cls(place, operand._data, f"made by op '{op}'" + (f" at {line}" if line else ""))
         kind = "a leaf that requires grad" if operand.requires_grad else "an input or a constant"

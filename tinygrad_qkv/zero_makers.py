@@ -39,6 +39,9 @@ def why_zero_gradient(e: Evidence, node: Node, i: int) -> list[Maker]:
         "attention": lambda: _in_attention(e, node, i),
         "sign": lambda: [Maker("step function", f"{e.where(node)} is a step, and its slope is 0.")],
         "cross_entropy": lambda: [_ignored(e, node)],
+        "square": lambda: _at_the_lowest_point(e, node),
+        "abs": lambda: _at_the_lowest_point(e, node),
+        "pow": lambda: _at_the_lowest_point(e, node),
     }
     found = by_op[node.op]() if node.op in by_op else []
     if not found and node.op in PRODUCTS:
@@ -73,13 +76,22 @@ def _ignored(e: Evidence, node: Node) -> Maker:
     return Maker("targets ignored", words, "Look at the targets of this batch, and at ignore_index.")
 
 
+def _at_the_lowest_point(e: Evidence, node: Node) -> list[Maker]:
+    x = e.value(node.parents[0])
+    if x is None or np.any(x):
+        return []
+    words = f"All inputs of {e.where(node)} are 0, where it is lowest and has the slope 0."
+    return [Maker("at the minimum", words, "There is nothing to gain here; try another batch.", {}, True)]
+
+
 def _masked(e: Evidence, node: Node) -> Maker:
     words = f"The mask of {e.where(node)} lets no query look at any key, so its output and gradients are 0."
     return Maker("masked everywhere", words, "attend= is True where a query may look, ignore= where it may not.")
 
 
 def _unselected(e: Evidence, node: Node, i: int) -> Maker:
-    if i == 0 and _mixes(node.parents[0]):
+    of_scores = any(child.op == "softmax" for child, _ in e.uses.get(node, ()))
+    if i == 0 and (of_scores or _mixes(node.parents[0])):
         return _masked(e, node)
     words = f"It stands in the branch of {e.where(node)} that is selected for no element."
     return Maker("unselected branch", words, "Look at the condition.")
