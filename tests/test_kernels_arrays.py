@@ -205,3 +205,18 @@ def test_a_reader_who_stops_early_sees_no_traceback():
     ) as process:
         process.stdout.close()
         assert b"Traceback" not in (said := process.stderr.read()) and b"BrokenPipe" not in said
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, 2**40, -(2**40)])
+def test_ids_outside_the_array_are_errors(wrong):
+    table, ids = RANDOM.normal(size=(7, 131)), np.array([3, wrong] * 1009)
+    rows, g = RANDOM.normal(size=(len(ids), 7)), np.ones(len(ids))
+    calls = (
+        lambda: k.gather(table, ids),
+        lambda: k.scatter_add(rows, ids, 7),
+        lambda: k.cross_entropy(rows, ids, -100, 0.0),
+        lambda: k.cross_entropy_pullback(g, rows, ids, np.ones((2, len(ids))), -100, 0.0),
+    )
+    for call in calls:
+        with pytest.raises(IndexError, match=str(wrong)):
+            call()

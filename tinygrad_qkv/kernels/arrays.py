@@ -75,6 +75,17 @@ def integers(x: np.ndarray, name: str, argument: str) -> np.ndarray:
     return np.ascontiguousarray(x, np.int64).reshape(x.shape)  # else a 0-d array would get an axis
 
 
+def row_numbers(ids: np.ndarray, name: str, rows: int) -> np.ndarray:
+    """ids as `integers`, each checked to be the number of one of so many rows: compiled code would not notice.
+
+    Errors: TypeError for other dtypes, IndexError for an id outside 0 to rows - 1, negative ones too.
+    """
+    ids = plain(ids, name)
+    if ids.size and ids.dtype.kind in "iu" and (ids.min() < 0 or ids.max() >= rows):
+        raise IndexError(f"ids from 0 to {rows - 1} fit a table of {rows} rows, got {ids.min()} to {ids.max()}")
+    return integers(ids, name, "ids")
+
+
 def one_dtype(name: str, *arrays: np.ndarray) -> None:
     """Raise TypeError unless all arrays have the dtype of the first."""
     if any(x.dtype != arrays[0].dtype for x in arrays):

@@ -18,14 +18,14 @@ def cross_entropy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """loss[n] = (1 - s) * (lse[n] - x[n, t]) + s * mean over c of (lse[n] - x[n, c]), lse = log(sum over c of exp(x)).
 
-    x = logits (N, C), float32 or float64; t = targets[n] (N,), int64, each ignore_index or in [0, C), which the caller
-    has checked; s = label_smoothing. Gives losses (N,), 0 where ignored, and lse in two parts (2, N): the maximum
+    x = logits (N, C), float32 or float64; t = targets[n] (N,), integers; IndexError unless each is ignore_index or in
+    [0, C); s = label_smoothing. Gives losses (N,), 0 where ignored, and lse in two parts (2, N): the maximum
     and the logarithm of the sum of exp(x - maximum). Without smoothing a logit of -inf in another class leaves the loss
     finite. Logits that share an offset of any size cost no precision: the maximum is taken off before anything is
     rounded, and no single number has to hold both parts.
     """
     x = contiguous(logits, "cross_entropy")
-    targets = _checked("cross_entropy", x, targets)
+    targets = _checked("cross_entropy", x, targets, ignore_index)
     losses, logsumexp = np.empty(len(x), x.dtype), np.empty((2, len(x)), x.dtype)
     parallel = x.size >= PARALLEL_FROM["cross_entropy"]
     if len(x):
@@ -48,7 +48,7 @@ def cross_entropy_pullback(
     """
     name = "cross_entropy_pullback"
     x, g, logsumexp = contiguous(logits, name), contiguous(g, name), contiguous(logsumexp, name)
-    targets = _checked(name, x, targets)
+    targets = _checked(name, x, targets, ignore_index)
     one_dtype(name, x, g, logsumexp)
     shapes_fit(name, g=(g, (len(x),)), logsumexp=(logsumexp, (2, len(x))))
     dx = empty(x.shape, x.dtype)
@@ -59,10 +59,16 @@ def cross_entropy_pullback(
     return dx
 
 
-def _checked(name: str, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _checked(name: str, x: np.ndarray, targets: np.ndarray, ignore_index: int) -> np.ndarray:
     two_axes(name, "logits", x, "(N, C)")
     targets = integers(targets, name, "targets")
     shapes_fit(name, targets=(targets, (len(x),)))
+    # As unsigned numbers the negative ones are large: one pass is enough where nothing is ignored.
+    if targets.size and targets.view(np.uint64).max() >= x.shape[1]:
+        wrong = (targets != ignore_index) & ((targets < 0) | (targets >= x.shape[1]))
+        if wrong.any():
+            allowed = f"0 to {x.shape[1] - 1}, or ignore_index={ignore_index}"
+            raise IndexError(f"{name}: targets must be {allowed}, got {targets[wrong][0]}")
     return targets
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import integers, is_ready, plain
+from tinygrad_qkv.kernels.arrays import is_ready, plain, row_numbers
 from tinygrad_qkv.kernels.buffers import empty
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_copy
@@ -15,13 +15,14 @@ WIDTH = 128  # elements of a row from which two threads are faster
 
 
 def gather(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """out[n] = x[ids[n]] for x (rows, D) and integer ids (...), each in [0, rows), which the caller has checked.
+    """out[n] = x[ids[n]] for x (rows, D) and integer ids (...); IndexError unless each is in [0, rows).
 
     Little work, narrow rows, dtypes other than float32 and float64, and tables that are not contiguous go to NumPy.
     """
-    x, ids = plain(x, "gather"), integers(ids, "gather", "ids")
+    x = plain(x, "gather")
     if x.ndim != 2:
         raise ValueError(f"gather needs a table of shape (rows, D), got {x.shape}")
+    ids = row_numbers(ids, "gather", x.shape[0])
     if not is_ready(x) or x.shape[1] < WIDTH or ids.size * x.shape[1] < PARALLEL_FROM["gather"]:
         return np.take(x, ids, axis=0)
     out = empty((*ids.shape, x.shape[1]), x.dtype)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 from numba.core import types
 
-from tinygrad_qkv.kernels.arrays import contiguous, integers
+from tinygrad_qkv.kernels.arrays import contiguous, row_numbers
 from tinygrad_qkv.kernels.compile import array_in, array_out, kernel
 from tinygrad_qkv.kernels.rows import row_add
 from tinygrad_qkv.kernels.threads import PARALLEL_FROM
@@ -15,9 +15,9 @@ STRIP = 128  # columns that one task adds up: whole cache lines, so that threads
 def scatter_add(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
     """out = zeros (rows, D); for n in order: out[ids[n]] += g[n].
 
-    g (N, D), float32 or float64; ids (N,), integers, each in [0, rows), which the caller has checked.
+    g (N, D), float32 or float64; ids (N,), integers; IndexError unless each is in [0, rows).
     """
-    g, ids = contiguous(g, "scatter_add"), integers(ids, "scatter_add", "ids")
+    g, ids = contiguous(g, "scatter_add"), row_numbers(ids, "scatter_add", rows)
     if g.ndim != 2 or ids.shape != (len(g),):
         raise ValueError(f"scatter_add needs g of shape (N, D) and ids of shape (N,), got {g.shape} and {ids.shape}")
     out = np.zeros((rows, g.shape[1]), g.dtype)
