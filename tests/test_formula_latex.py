@@ -5,8 +5,8 @@ import re
 import pytest
 from test_ops_table import DIFFERENTIABLE, every, leaves, nodes, outputs
 
-from tinygrad_qkv.formula_latex import latex
 from tinygrad_qkv.formulas import FUNCTIONS
+from tinygrad_qkv.ledger.formula_latex import latex
 
 ALIGNED = r"\begin{aligned} %s \\ %s \end{aligned}"
 CASES = r"\begin{cases} %s \\ %s & \text{otherwise} \end{cases}"

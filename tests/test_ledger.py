@@ -11,7 +11,7 @@ from test_ops_table import DIFFERENTIABLE, every, floats_of, leaves, outputs
 
 from tinygrad_qkv import Ledger, Tensor, dropout, grad, manual_seed, nn, recording
 from tinygrad_qkv.autograd import record
-from tinygrad_qkv.gradient_checks import GradientError
+from tinygrad_qkv.checks.gradient_checks import GradientError
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
@@ -541,7 +541,7 @@ def test_a_missing_or_misplaced_entry_is_found(change, message):
 
 
 def test_without_trace_nobody_looks_on(monkeypatch):
-    monkeypatch.setattr("tinygrad_qkv.ledger_keeper.LedgerKeeper.__init__", lambda self: pytest.fail("looked on"))
+    monkeypatch.setattr("tinygrad_qkv.ledger.keeper.LedgerKeeper.__init__", lambda self: pytest.fail("looked on"))
     assert leaf(3).sum().backward() is None
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from tinygrad_qkv import ops  # noqa: F401, first: see the one import cycle in methods.py
 
 # isort: split
-from tinygrad_qkv.anomaly import detect_anomaly
-from tinygrad_qkv.anomaly_report import AnomalyError
+from tinygrad_qkv.anomaly import AnomalyError, detect_anomaly
 from tinygrad_qkv.autograd import OUTPUT, record
 from tinygrad_qkv.backward import grad
 from tinygrad_qkv.checkpointing import checkpoint
+from tinygrad_qkv.checks import GradientError, check_grad, check_grad_grad, check_jvp
 from tinygrad_qkv.derivatives import hessian, hvp, jacobian, jvp, per_sample_grad, vjp
 from tinygrad_qkv.diagnosis import diagnose
-from tinygrad_qkv.gradient_checks import GradientError, check_grad, check_grad_grad, check_jvp
 from tinygrad_qkv.gradient_paths import explain_grad, explain_softmax_grad
 from tinygrad_qkv.hints import missing
 from tinygrad_qkv.kernels.buffers import free_buffers

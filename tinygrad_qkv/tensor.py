@@ -15,7 +15,7 @@ from tinygrad_qkv.observers import observers
 
 if TYPE_CHECKING:
     from tinygrad_qkv.hooks import HookHandle
-    from tinygrad_qkv.ledger import Ledger
+    from tinygrad_qkv.ledger.ledger import Ledger
 
 DTYPES = frozenset("?bBhHiIlLqQefd")  # bool, the integers, float16 (storage only), float32, float64
 
@@ -204,7 +204,7 @@ class Tensor(Methods, Conversions):
         if not trace:
             backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
             return None
-        from tinygrad_qkv.ledger_keeper import LedgerKeeper
+        from tinygrad_qkv.ledger.keeper import LedgerKeeper
 
         keeper = LedgerKeeper()
         backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, watch=keeper)

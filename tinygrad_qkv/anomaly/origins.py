@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.anomaly_causes import INFINITE, cause_of
+from tinygrad_qkv.anomaly.causes import INFINITE, cause_of
 from tinygrad_qkv.autograd import OUTPUT, Node, ancestry
 from tinygrad_qkv.tensor import Tensor
 

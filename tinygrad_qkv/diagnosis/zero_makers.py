@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinygrad_qkv.autograd import Node
-from tinygrad_qkv.gradient_evidence import Evidence, most
+from tinygrad_qkv.diagnosis.evidence import Evidence, most
 from tinygrad_qkv.kernels.attention_rules import visible
 
 SATURATED = 1e-4  # the median over rows of sum p (1 - p), which is what a softmax multiplies a gradient by

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.formula_latex import latex
 from tinygrad_qkv.formulas import evaluate, renamed
-from tinygrad_qkv.ledger_text import entry_text
+from tinygrad_qkv.ledger.formula_latex import latex
+from tinygrad_qkv.ledger.text import entry_text
 
 STARTS, ADDS, REPLACES = "starts", "accumulates into", "replaces"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from tinygrad_qkv.ledger_entry import Entry
+    from tinygrad_qkv.ledger.entry import Entry
 
 SIGNS = {"starts": "=", "accumulates into": "+=", "replaces": ":="}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.gradient_evidence import Evidence, gather
+from tinygrad_qkv.diagnosis.evidence import Evidence, gather
+from tinygrad_qkv.diagnosis.reasons import FACTS, REASONS, Finding
 from tinygrad_qkv.random import unchanged_randomness
 from tinygrad_qkv.tensor import Tensor
-from tinygrad_qkv.zero_gradient_reasons import FACTS, REASONS, Finding
 
 
 @dataclass(frozen=True, repr=False)

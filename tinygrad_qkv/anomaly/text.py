@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.anomaly_causes import MEANS, OF_NOTHING, Cause, overflow
+from tinygrad_qkv.anomaly.causes import MEANS, OF_NOTHING, Cause, overflow
 from tinygrad_qkv.autograd import OUTPUT, Node
 from tinygrad_qkv.modes import Frame
 from tinygrad_qkv.observers import Part

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinygrad_qkv.backward import grad
+from tinygrad_qkv.checks.trials import Trial, listed
 from tinygrad_qkv.tensor import Tensor
-from tinygrad_qkv.trials import Trial, listed
 
 
 class Tolerance(NamedTuple):

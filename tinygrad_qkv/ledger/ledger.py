@@ -9,10 +9,10 @@ from typing import Any, overload
 import numpy as np
 
 from tinygrad_qkv.autograd import Node
-from tinygrad_qkv.gradient_checks import GradientError
-from tinygrad_qkv.ledger_entry import REPLACES, Entry
-from tinygrad_qkv.ledger_json import entries_from_json, entries_to_json
-from tinygrad_qkv.ledger_text import table
+from tinygrad_qkv.checks.gradient_checks import GradientError
+from tinygrad_qkv.ledger.entry import REPLACES, Entry
+from tinygrad_qkv.ledger.json_text import entries_from_json, entries_to_json
+from tinygrad_qkv.ledger.text import table
 from tinygrad_qkv.tensor import Tensor
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4}  # of an entry's scale

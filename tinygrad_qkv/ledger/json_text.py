@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.kernels.attention_rules import AttentionRules
-from tinygrad_qkv.ledger_entry import Entry, Factor
+from tinygrad_qkv.ledger.entry import Entry, Factor
 
 FORMAT = "gradient ledger 1"
 DTYPES = {np.dtype(c).name for c in "?bBhHiIlLqQefd"}

@@ -13,8 +13,8 @@ import numpy as np
 from tinygrad_qkv.autograd import OUTPUT, Node, by_number
 from tinygrad_qkv.formulas import names_read, rule_values
 from tinygrad_qkv.kernels.attention_rules import AttentionRules
-from tinygrad_qkv.ledger import Ledger
-from tinygrad_qkv.ledger_entry import ADDS, REPLACES, STARTS, Entry, Factor
+from tinygrad_qkv.ledger.entry import ADDS, REPLACES, STARTS, Entry, Factor
+from tinygrad_qkv.ledger.ledger import Ledger
 from tinygrad_qkv.observers import Observer, Part
 from tinygrad_qkv.tensor import Tensor
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tinygrad_qkv.checks.differences import Tolerance, comparison, disagreement, float_leaf, furthest, values_at
+from tinygrad_qkv.checks.trials import Trial, listed
+from tinygrad_qkv.checks.wrong_rules import unrecorded_rule, wrong_rule
 from tinygrad_qkv.derivatives import jvp, vjp
-from tinygrad_qkv.differences import Tolerance, comparison, disagreement, float_leaf, furthest, values_at
 from tinygrad_qkv.tensor import Tensor
-from tinygrad_qkv.trials import Trial, listed
-from tinygrad_qkv.wrong_rules import unrecorded_rule, wrong_rule
 
 BETWEEN_OPS = (
     "every op's own rule agrees with differences, so the gradient gets lost or changed between ops (detach(), "

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.anomaly_origins import first_bad_value
-from tinygrad_qkv.anomaly_report import (
+from tinygrad_qkv.anomaly.origins import first_bad_value
+from tinygrad_qkv.anomaly.report import (
     backward_report,
     forward_report,
     leaf_report,
@@ -18,7 +18,7 @@ from tinygrad_qkv.anomaly_report import (
     root_report,
     sum_report,
 )
-from tinygrad_qkv.anomaly_text import Operand
+from tinygrad_qkv.anomaly.text import Operand
 from tinygrad_qkv.autograd import Node
 from tinygrad_qkv.hooks import pass_notes
 from tinygrad_qkv.modes import module_frame

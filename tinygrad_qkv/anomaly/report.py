@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tinygrad_qkv.anomaly_causes import SLOPES, cause_of, overflow
-from tinygrad_qkv.anomaly_text import (
+from tinygrad_qkv.anomaly.causes import SLOPES, cause_of, overflow
+from tinygrad_qkv.anomaly.text import (
     Operand,
     count,
     first,
@@ -38,7 +38,7 @@ from tinygrad_qkv.records import Line
 from tinygrad_qkv.tensor import Tensor
 
 if TYPE_CHECKING:
-    from tinygrad_qkv.anomaly_origins import Found
+    from tinygrad_qkv.anomaly.origins import Found
 
 OUTSIDE = "run the forward pass inside detect_anomaly() too, and the op that made it is named"
 OF_A_PARAMETER = (

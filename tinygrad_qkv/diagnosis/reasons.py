@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tinygrad_qkv.autograd import Node
-from tinygrad_qkv.gradient_evidence import Evidence, most
-from tinygrad_qkv.zero_makers import SHAPES, Maker, softmax_reason, why_zero_gradient
+from tinygrad_qkv.diagnosis.evidence import Evidence, most
+from tinygrad_qkv.diagnosis.zero_makers import SHAPES, Maker, softmax_reason, why_zero_gradient
 
 SMALL = 1e-6  # of the largest gradient in the model: below it a softmax is asked whether it lets anything through
 VANISHED = 1e-10

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import OUTPUT, Node
-from tinygrad_qkv.differences import Tolerance, disagreement, gradients, worst_entry
+from tinygrad_qkv.checks.differences import Tolerance, disagreement, gradients, worst_entry
+from tinygrad_qkv.checks.trials import Pulled, Trial
 from tinygrad_qkv.modes import switched
 from tinygrad_qkv.observers import observers
 from tinygrad_qkv.tensor import Tensor
-from tinygrad_qkv.trials import Pulled, Trial
 
 
 def wrong_rule(f: Callable, leaves: list, weights: list[np.ndarray], tolerance: Tolerance) -> str:
