@@ -150,6 +150,7 @@ def test_a_parameter_that_holds_nan_is_named_at_once():
 def test_a_parameter_that_has_grown_is_named_beside_the_op():
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     weight = dict(model.named_parameters())["0.weight"]
+    weight.data[:] = 1.0  # of any sign, every ReLU could be shut
     x = np.full((7, 3), 1e30, np.float32)
     assert "learning rate" not in caught(lambda: model(x) * 1e30).cause
     weight.data[:] = 1e20
