@@ -1,8 +1,10 @@
 """The gradient ledger: every entry evaluates to its contribution, and the sums are the gradients."""
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 import weakref
 
 import numpy as np
@@ -295,6 +297,25 @@ def model_ledger():
     model = nn.Sequential(nn.MultiHeadAttention(6, 2), nn.Linear(6, 3), nn.MultiHeadAttention(3, 1))
     x = Tensor(np.random.default_rng(0).normal(size=(2, 5, 6)), "float32")
     return model, model(x).square().mean().backward(trace=True)
+
+
+def test_a_name_that_two_tensors_have_means_both():
+    a, b = leaf(3, name="in.w"), leaf(3, name="in.w", seed=1)
+    ledger = (a * b).sum().backward(trace=True)
+    assert ledger.for_("w").tensors == ledger.for_("in.w").tensors == ("in.w#0 (3,)", "in.w#1 (3,)")
+    with pytest.raises(ValueError, match=r"'w' may be in.w#0 \(3,\), in.w#1 \(3,\)"):
+        ledger.total("w")
+
+
+def test_a_ledger_is_copied_and_pickled():
+    q = Tensor(np.random.default_rng(0).normal(size=(1, 2, 3, 5)), requires_grad=True)
+    q.name = "q"
+    keep = np.tri(3, dtype=bool)
+    ledger = F.scaled_dot_product_attention(q, q, q, attend=keep, path="fused").sum().backward(trace=True)
+    again = pickle.loads(pickle.dumps(ledger))
+    assert str(again) == str(ledger) and again.check() == ledger.check()
+    assert same(again.total("q"), ledger.total("q"))
+    assert same(copy.deepcopy(ledger).total(q), ledger.total(q))
 
 
 def test_a_tensor_is_found_by_name_by_the_end_of_its_path_and_by_itself():

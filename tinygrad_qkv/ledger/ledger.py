@@ -182,15 +182,24 @@ class Ledger(Sequence[Entry]):
     def __str__(self) -> str:
         return self.table()
 
+    def __reduce__(self) -> tuple:
+        """Pickled, a ledger knows tensors by their labels only."""
+        return Ledger, (self._entries, None, self._whole)
+
+    def __deepcopy__(self, memo: dict) -> Ledger:
+        """It does not change, and its numbers are copies already."""
+        return self
+
     def __repr__(self) -> str:
         return f"<Ledger of {len(self)} contributions to {len(self.tensors)} tensors>"
 
 
-# What a name may mean, the most exact first.
+# What a name may mean, the most exact first; a name that several tensors have is numbered in their labels.
 _MEANINGS: tuple[Callable[[str, str], bool], ...] = (
     lambda label, name: label == name,
     lambda label, name: label.startswith(name + " ("),
     lambda label, name: label.endswith("." + name),
+    lambda label, name: f".{label.rsplit('#', 1)[0]}".endswith("." + name),
 )
 
 
@@ -203,4 +212,6 @@ def _sum(entries: Iterable[Entry], total: Any = None) -> np.ndarray:
 
 
 def _some(names: Sequence[str]) -> str:
+    if not any(names):
+        return "none"
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
