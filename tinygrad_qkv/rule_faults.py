@@ -7,12 +7,12 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from tinygrad_qkv.autograd import Node
+from tinygrad_qkv.autograd import OUTPUT, Node
 from tinygrad_qkv.tensor import Tensor
 
 
 def wrong_count(node: Node, parts: Any = None) -> str:
-    """What is wrong with the number of rules, or of gradients that one function returned (`parts`); "" if nothing."""
+    """What is wrong with what was recorded, or with the gradients of its one function (`parts`); "" if nothing."""
     rules, n = node.pullbacks, len(node.parents)
     for i, parent in enumerate(node.parents):
         if not isinstance(parent, (Node, numbers.Number)):
@@ -20,6 +20,8 @@ def wrong_count(node: Node, parts: Any = None) -> str:
                 f"op '{node.op}' has a {type(parent).__name__} for its operand {i}; record() takes Tensors and numbers "
                 "as parents: make it a Tensor, or list it in saved only"
             )
+    if any(s is OUTPUT for s in node.saved[1:]):
+        return f"op '{node.op}' does not save OUTPUT first: record(..., saved=(OUTPUT, ...))"
     wanted = "record() takes a tuple with one rule for each parent, or one function that returns a gradient for each"
     if isinstance(rules, tuple):
         return "" if len(rules) == n else f"op '{node.op}' has {n} operands and {len(rules)} rules; {wanted}"

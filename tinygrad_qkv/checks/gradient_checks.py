@@ -9,7 +9,7 @@ import numpy as np
 
 from tinygrad_qkv.checks.differences import Tolerance, comparison, disagreement, float_leaf, furthest, values_at
 from tinygrad_qkv.checks.trials import Trial, listed
-from tinygrad_qkv.checks.wrong_rules import unrecorded_rule, wrong_rule
+from tinygrad_qkv.checks.wrong_rules import unrecorded_rule, writing_rule, wrong_rule
 from tinygrad_qkv.derivatives import jvp, vjp
 from tinygrad_qkv.tensor import Tensor
 
@@ -46,9 +46,10 @@ def check_grad(
     weights = _weights(trial.outputs, seed)
     names = _numbered("argument", len(inputs))
     where = disagreement(f, trial, weights, tolerance, names, directions=directions, seed=seed)
-    if where or trial.written():
-        blame = wrong_rule(f, trial.leaves, weights, tolerance) or BETWEEN_OPS
-        raise GradientError(f"{where}; {blame}" if where else blame)
+    if where:
+        raise GradientError(f"{where}; {wrong_rule(f, trial.leaves, weights, tolerance) or BETWEEN_OPS}")
+    if fault := writing_rule(f, trial.leaves, weights):
+        raise GradientError(fault)
 
 
 def check_grad_grad(

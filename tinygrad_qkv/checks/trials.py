@@ -99,14 +99,24 @@ class Pulled(Observer):
         self.incoming: dict[Node, np.ndarray] = {}
         self.parts: dict[Node, dict[Node, np.ndarray]] = {}
 
+    def backward_started(self, roots: dict[Node, Any]) -> None:
+        """The gradients that the pass begins with."""
+        self.incoming.update((node, np.array(g)) for node, g in roots.items())
+
+    def hooks_ran(self, node: Node, g: Any) -> None:
+        """What goes on from here."""
+        self.incoming[node] = np.array(g)
+
     def rules_ran(self, node: Node, inputs: tuple, parts: list[Part]) -> None:
         """Add up the contributions to an operand that stands twice: a move of it moves both."""
-        self.incoming[node] = np.array(inputs[0])
         own = self.parts[node] = {}
         for part in parts:
             own[part.parent] = own.get(part.parent, 0) + np.array(part.value)
-        if self.writer is None and (what := self.trial.written()):
-            self.writer = node, what
+            self.incoming[part.parent] = self.incoming.get(part.parent, 0) + np.array(part.value)
+        if self.writer is None:
+            changed = "" if _same(self.incoming[node], inputs[0]) else "g, the gradient of the result,"
+            if what := changed or self.trial.written():
+                self.writer = node, what
 
 
 def listed(y: Any) -> list[Tensor]:

@@ -23,18 +23,35 @@ def wrong_rule(f: Callable, leaves: list, weights: list[np.ndarray], tolerance: 
     put in the ops' way.
     """
     trial = Trial(f, leaves)
-    pulled = Pulled(trial)
-    with switched(observers, (*observers.get(), pulled)):
-        gradients(trial.outputs, [leaves[i] for i in trial.arguments], weights)
-    if pulled.writer is not None:
-        node, what = pulled.writer
-        return f"a rule of op '{node.op}' writes into what it was given: {what} changed during backward"
+    pulled = _pulled(trial, weights)
+    if fault := _written(pulled):
+        return fault
     for node in _suspects(f, trial, pulled, tolerance):
         for parent, got in pulled.parts[node].items():
             fault = _fault(f, trial, node, parent, got, pulled.incoming[node], tolerance)
             if fault:
                 return fault
     return ""
+
+
+def writing_rule(f: Callable, leaves: list, weights: list[np.ndarray]) -> str:
+    """In words: the first op of f whose rule changes what it was given, which others read too; "" if there is none."""
+    return _written(_pulled(Trial(f, leaves), weights))
+
+
+def _pulled(trial: Trial, weights: list[np.ndarray]) -> Pulled:
+    """A backward pass through a trial, looked at."""
+    pulled = Pulled(trial)
+    with switched(observers, (*observers.get(), pulled)):
+        gradients(trial.outputs, [trial.leaves[i] for i in trial.arguments], weights)
+    return pulled
+
+
+def _written(pulled: Pulled) -> str:
+    if pulled.writer is None:
+        return ""
+    node, what = pulled.writer
+    return f"a rule of op '{node.op}' writes into what it was given: {what} changed during backward"
 
 
 def _suspects(f: Callable, trial: Trial, pulled: Pulled, tolerance: Tolerance) -> Iterator[Node]:
