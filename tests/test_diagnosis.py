@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tinygrad_qkv import Tensor, diagnose, exp, log, manual_seed, nn, no_grad, recording, where
+from tinygrad_qkv import Tensor, diagnose, exp, log, manual_seed, maximum, nn, no_grad, recording, where
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
@@ -350,6 +350,9 @@ def test_other_zeros():
     assert reasons(both, lambda: (np.zeros((5, D)) @ w + u).sum()) == {"w": ["zero input"]}
     assert reasons(both, lambda: (w * 0.0 + u).sum()) == {"w": ["multiplied by 0"]}
     assert reasons(both, lambda: (w.sum().sign() + u).sum()) == {"w": ["step function"]}
+    assert reasons(both, lambda: (w.clip(50, 60).sum() + u).sum()) == {"w": ["clipped"]}
+    assert reasons(both, lambda: (maximum(w, 50.0).sum() + u).sum()) == {"w": ["never chosen"]}
+    assert reasons(both, lambda: ((w - 2000.0).exp().sum() + u).sum()) == {"w": ["flat"]}
     fitted = diagnose(both, lambda: (w - w.data).square().sum() + u.sum())
     assert not fitted.faults and [f.reason for f in fitted.for_("w")] == ["at the minimum"]
     assert reasons(both, lambda: ((w * 0.0 + 100.0).tanh() + u).sum())["w"] == ["saturated activation"]

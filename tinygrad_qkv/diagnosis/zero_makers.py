@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ def why_zero_gradient(e: Evidence, node: Node, i: int) -> list[Maker]:
         "square": lambda: _at_the_lowest_point(e, node),
         "abs": lambda: _at_the_lowest_point(e, node),
         "pow": lambda: _at_the_lowest_point(e, node),
+        "clip": lambda: [_clipped(e, node)],
+        "maximum": lambda: [_never_chosen(e, node)],
+        "minimum": lambda: [_never_chosen(e, node)],
     }
     found = by_op[node.op]() if node.op in by_op else []
     if not found and node.op in PRODUCTS:
@@ -51,10 +55,27 @@ def why_zero_gradient(e: Evidence, node: Node, i: int) -> list[Maker]:
         size = "" if y is None else f" (its results lie between {y.min():.4g} and {y.max():.4g})"
         words = f"{e.where(node)} is flat at all of its inputs{size}."
         found = [Maker("saturated activation", words, "Make its inputs smaller: a smaller start, or a norm before it.")]
-    if not found:
-        words = f"{e.where(node)} gave 0 for a gradient of up to {most(e.g[node]):.1e}: below what {node.dtype} holds."
-        found = [Maker("underflow", words, "Scale the loss, or compute in float64.", {"gradient": most(e.g[node])})]
-    return found
+    return found or [_flat(e, node)]
+
+
+def _flat(e: Evidence, node: Node) -> Maker:
+    size = most(e.g[node])
+    given = f"{e.where(node)} gave 0 for a gradient of up to {size:.1e}"
+    if size < math.sqrt(np.finfo(node.dtype).tiny):
+        words = f"{given}: below what {node.dtype} holds."
+        return Maker("underflow", words, "Scale the loss, or compute in float64.", {"gradient": size})
+    words = f"{given}: its slope is 0 at all of its inputs, or too small for {node.dtype}."
+    return Maker("flat", words, "Look at its inputs: are they too large, or too small?", {"gradient": size})
+
+
+def _clipped(e: Evidence, node: Node) -> Maker:
+    words = f"All inputs of {e.where(node)} lie outside of its bounds, where its slope is 0."
+    return Maker("clipped", words, "Look at the bounds, and at the size of the inputs.")
+
+
+def _never_chosen(e: Evidence, node: Node) -> Maker:
+    words = f"{e.where(node)} takes the other operand for every element that carries a gradient."
+    return Maker("never chosen", words, "Look at the sizes of its two operands.")
 
 
 def _dead_relu(e: Evidence, node: Node) -> Maker:
