@@ -214,9 +214,12 @@ def test_where_the_graph_does_not_tell_the_report_says_how_to_learn_it():
 
 def test_an_infinite_loss_does_not_pass_either():
     logits = leaf([[1.0, -np.inf]])
-    with detect_anomaly():
-        loss = cross_entropy(logits, np.array([1]))  # the -inf came from outside
+    loss = cross_entropy(logits, np.array([1]))
     assert caught(loss.backward).bad == "inf"
+    error = caught(lambda: cross_entropy(logits, np.array([1])))  # the -inf came from outside
+    assert (error.op, error.bad, error.index) == ("cross_entropy", "inf", (0, 1)) and "closes the one" in error.cause
+    with detect_anomaly():
+        cross_entropy(logits, np.array([0])).backward()
 
 
 # ---- backward

@@ -32,6 +32,10 @@ ROW_OF_INF = (
     "every number of a row is -inf, so its softmax is 0 / 0: attention's own masks (attend=, ignore=, lengths=) give "
     "such a row the weights 0"
 )
+CLOSED_TARGET = (
+    "the target of a row has the logit -inf, so its loss is inf: the mask of the classes closes the one that is right, "
+    "or the target is not the one that was meant"
+)
 INF_SCORE = "a row holds inf, so its softmax is inf / inf: scores have overflowed before"
 OVERFLOW = "the result is too large for {dtype}, which ends at {most:.2g}"
 OF_NOTHING = "the {op} of no elements (or of too few, with ddof) does not exist"
@@ -135,6 +139,7 @@ CAUSES: dict[str, Callable[[Arrays], list[Cause]]] = {
     "arccos": _beyond_one,
     "softmax": _softmax,
     "log_softmax": _softmax,
+    "cross_entropy": lambda x: [Cause(0, np.isneginf(x[0]), CLOSED_TARGET, sure=False)],
     "sum": _sum,
 }
 MEANS = {"mean", "var", "std"}

@@ -106,6 +106,8 @@ class detect_anomaly(Watch):  # noqa: N801, named like the functions beside it
     def _judge(self, out: Tensor, op: str, parents: tuple, kinds: set[str]) -> Operand | None:
         """Raise if `op` made what is bad in its result; else what brought NaN in, which may still do no harm."""
         before: set[str] = set().union(*(kinds_in(values_of(p)) for p in parents))
+        if op == "cross_entropy":
+            before -= {"-inf"}  # a mask of classes does no harm, unless it closes the target
         made = made_of(kinds, before, self.inf)
         if made:
             operands = [self._described(i, p) for i, p in enumerate(parents)]
