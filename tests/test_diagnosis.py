@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tinygrad_qkv import Tensor, diagnose, exp, log, manual_seed, maximum, nn, no_grad, recording, where
+from tinygrad_qkv import Tensor, diagnose, exp, log, manual_seed, maximum, nn, no_grad, recording, softmax, where
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
@@ -334,6 +334,12 @@ def test_what_the_optimiser_does_not_move():
         "0.bias": ["learning rate 0"],
         "2.bias": ["not in the optimiser"],
     }
+
+
+def test_a_loss_that_is_constant_though_its_gradient_is_not_exactly_0():
+    model = mlp(D, 6, 3)
+    assert set(map(tuple, reasons(model, lambda: softmax(model(X), -1).sum()).values())) == {("constant branch",)}
+    assert not reasons(model, lambda: softmax(model(X), -1).square().sum())
 
 
 def test_vanished_and_underflowed():

@@ -69,6 +69,7 @@ class Evidence:
                 found = grad(loss, list(wanted.values()), allow_unused=True, retain_graph=True)
         self.gradients = {name: g._data for name, g in zip(wanted, found, strict=True) if g is not None}
         self.largest = max((most(g) for g in self.gradients.values()), default=0.0)
+        self.steepest = max((most(g) for g in self.g.values()), default=0.0)
 
     def value(self, node: Any) -> np.ndarray | None:
         """The value of a node or number, if it is known: a parameter's, a recorded one, one that a rule saved."""

@@ -11,7 +11,7 @@ from tinygrad_qkv.autograd import Node
 from tinygrad_qkv.diagnosis.evidence import Evidence, most
 from tinygrad_qkv.diagnosis.zero_makers import SHAPES, Maker, softmax_reason, why_zero_gradient
 
-SMALL = 1e-6  # of the largest gradient in the model: below it a softmax is asked whether it lets anything through
+SMALL = 1e-6  # of the largest gradient on the way: below it a softmax is asked whether it lets anything through
 VANISHED = 1e-10
 TOWARDS_SCORES = SHAPES | {"matmul", "mul", "div", "add", "where", "tanh", "cat", "masked_scores"}  # after W_Q's own
 DEAD = 0.9  # of a layer's units: from there it is a fault
@@ -158,12 +158,12 @@ def saturated(e: Evidence, name: str) -> list[Finding]:
 def hardly_any(e: Evidence, name: str) -> list[Finding]:
     """Its gradient is nearly 0 beside the others: a softmax on the way, or many steps that shrink it."""
     g = e.gradients.get(name)
-    if g is None or not np.any(g) or most(g) > SMALL * e.largest:
+    if g is None or not np.any(g) or most(g) > SMALL * e.steepest:
         return []
     for child, i in e.after(_node(e, name)):
         if child.op in ("softmax", "attention") and (child.op == "softmax" or i < 2):
             makers = softmax_reason(e, child)
-            if makers:
+            if makers and (most(g) <= SMALL * e.largest or makers[0].reason == "constant branch"):
                 return _told(e, name, makers)
     if most(g) > VANISHED * e.largest:
         return []

@@ -199,6 +199,12 @@ def softmax_reason(e: Evidence, node: Node) -> list[Maker]:
         advice = "Make the scores smaller: scale 1 / sqrt(d_k), smaller W_Q and W_K, or a norm on q and k."
         return [Maker("saturated softmax", words, advice, numbers)]
     if _is_told_the_same(e, node, weights):
+        if node.op == "softmax" and not _leads_to_values(e, node):
+            words = (
+                f"{e.where(node)} is told the same for all numbers of a row, as when they are summed: the sum is 1 "
+                "whatever its input is, so that nothing before it can learn."
+            )
+            return [Maker("constant branch", words, "Choose one class of each row, or weigh them.", numbers)]
         words = (
             f"{e.where(node)} is told the same for all keys of a row, because their values are equal: no look is "
             "better than another, so W_Q and W_K cannot learn, while W_V can."
@@ -213,6 +219,13 @@ def _weights_at(e: Evidence, node: Node) -> tuple[np.ndarray, np.ndarray] | None
     if weights is None or not weights.ndim:
         return None
     return weights, np.ones(weights.shape, bool) if scores is None else ~np.isneginf(scores)
+
+
+def _leads_to_values(e: Evidence, node: Node) -> bool:
+    """Whether the results of a softmax mix values, as weights of attention do."""
+    return any(
+        child.op in ("matmul", "masked_mix", "einsum") for child, _ in e.after(node, through={"where", "dropout"})
+    )
 
 
 def _is_told_the_same(e: Evidence, node: Node, weights: np.ndarray) -> bool:
