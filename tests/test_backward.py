@@ -176,6 +176,14 @@ def test_grad_returns_a_tuple_and_leaves_grad_alone():
     assert x.grad is None and y.grad is None
 
 
+def test_grad_takes_tensors_as_inputs():
+    x = leaf([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"input 0 is a str; inputs are one Tensor, or a list"):
+        grad(x.sum(), {"x": x})
+    with pytest.raises(TypeError, match="input 1 is a float"):
+        grad(x.sum(), [x, 1.0])
+
+
 def test_grad_of_an_inner_tensor_and_of_several_outputs():
     x = leaf([1.0, 2.0])
     h = x * 3.0

@@ -202,6 +202,21 @@ def test_gradient_names_the_line_that_cut_the_graph_under_recording():
     assert cut.gradient().tolist() == [2.0, 2.0]
 
 
+def test_a_kept_gradient_that_never_arrived_is_not_told_to_be_kept():
+    x = leaf([1.0, 2.0])
+    unused = x * 2.0
+    unused.retain_grad()
+    with recording():
+        recorded, d = x * 2.0, x.detach()
+    d.requires_grad = True
+    (x * 3.0).sum().backward()
+    for tensor in (unused, recorded):
+        with pytest.raises(RuntimeError, match=r"op 'mul' and keeps its gradient, but .* does not depend on it"):
+            tensor.gradient()
+    with pytest.raises(RuntimeError, match="is a leaf that no backward pass has reached"):
+        d.gradient()
+
+
 def test_a_hook_on_a_weight_stays_through_training_steps():
     linear, norms = nn.Linear(3, 2), []
     linear.weight.register_hook(lambda g: norms.append(float((g * g).sum())))

@@ -67,7 +67,9 @@ def grad(
     if len(gradients) != len(outputs):
         raise ValueError(f"grad() got {len(outputs)} outputs and {len(gradients)} grad_outputs; give one for each")
     for i, x in enumerate(inputs):
-        if not isinstance(x, Tensor) or not x.requires_grad:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"grad(): input {i} is a {type(x).__name__}; inputs are one Tensor, or a list of them")
+        if not x.requires_grad:
             raise RuntimeError(f"grad(): input {i} does not require grad; make it with requires_grad=True")
     seeds: dict[Node, Tensor] = {}
     for tensor, gradient in zip(outputs, gradients, strict=True):

@@ -11,18 +11,24 @@ def why_no_gradient(tensor: Tensor) -> str:
     what = f"this tensor of shape {tensor.shape}" if tensor.name is None else f"{tensor.name!r} of shape {tensor.shape}"
     if tensor.dtype.kind != "f":
         return f"{what} holds {tensor.dtype}: only float tensors have gradients"
-    while node is not None and node.cut_from and not any(n.requires_grad for n in node.cut_from):
-        node = next(n for n in node.cut_from if n.cut_from)  # made from what was cut off before
-    if node is not None and node.cut_from:
-        where = f" at {node.line}" if node.line else ""
-        how = "detach()" if node.op == "detach" else f"op '{node.op}' under no_grad()"
-        return (
-            f"{what} was cut off from its graph by {how}{where}; what is used after the cut gets no gradient through it"
-        )
     if not tensor.requires_grad:
+        while node is not None and node.cut_from and not any(n.requires_grad for n in node.cut_from):
+            node = next(n for n in node.cut_from if n.cut_from)  # made from what was cut off before
+        if node is not None and node.cut_from:
+            where = f" at {node.line}" if node.line else ""
+            how = "detach()" if node.op == "detach" else f"op '{node.op}' under no_grad()"
+            return (
+                f"{what} was cut off from its graph by {how}{where}; what is used after the cut gets no gradient "
+                "through it"
+            )
         return (
             f"{what} does not require grad: set requires_grad=True before the forward pass; if an op made it, that ran "
             "under no_grad(), on constants or on detach(), and `with recording():` around the forward pass tells where"
+        )
+    if not tensor.is_leaf and node is not None and node.hooks is not None and node.hooks.keep:
+        return (
+            f"{what} was made by op '{tensor._op}' and keeps its gradient, but no backward pass has reached it since "
+            "that was asked for: call loss.backward(); if you did, the loss does not depend on it"
         )
     if not tensor.is_leaf:
         return (
