@@ -287,11 +287,21 @@ def test_a_hook_and_a_seed_are_named():
     assert x.grad.tolist() == [2.0, 2.0]
 
 
-def test_a_checkpoint_says_that_the_op_is_inside():
-    x = leaf([0.0])
-    error = caught(lambda: checkpoint(lambda x: (x * 2.0).sqrt(), x).sum().backward())
-    assert error.op == "checkpoint" and "without checkpoint()" in error.cause
-    assert caught(lambda: checkpoint(lambda x: log(x), x)).op == "log"  # its forward pass is seen
+def test_an_op_inside_a_checkpoint_is_named_in_backward_too():
+    x = leaf([0.0, 4.0])
+
+    def root(x):
+        return (x * 2.0).sqrt()
+
+    for f in (root, lambda x: (x, root(x))[1], lambda x: checkpoint(root, x)):
+        error = caught(lambda f=f: checkpoint(f, x).sum().backward())
+        assert (error.phase, error.op, error.index, error.bad) == ("backward", "sqrt", (0,), "inf")
+        assert error.line.startswith(__file__) and "made by op 'mul'" in words_of(error)
+    y = checkpoint(root, x).sum()
+    assert caught(y.backward).op == "sqrt"  # only backward inside
+    y.backward()
+    assert x.grad.tolist() == [np.inf, pytest.approx(np.sqrt(2) / 4)]
+    assert caught(lambda: checkpoint(lambda x: log(x), x)).op == "log"
 
 
 # ---- no false alarm

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
         *("kernels", "locks", "memory", "modes", "observers", "hooks", "tensor", "autograd", "seeds", "rule_faults")
     },
     "checkpointing": {
-        *("memory", "modes", "nested", "observers", "random", "tensor", "autograd", "backward"),
+        *("memory", "modes", "nested", "observers", "random", "tensor", "autograd", "backward", "hooks"),
     },
     "profiler": {"hooks", "modes", "observers", "tensor", "autograd"},
     "ops": {"kernels", "memory", "modes", "random", "tensor", "autograd"},

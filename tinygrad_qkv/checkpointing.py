@@ -12,10 +12,11 @@ import numpy as np
 
 from tinygrad_qkv.autograd import Node, by_number, record
 from tinygrad_qkv.backward import sweep
+from tinygrad_qkv.hooks import pass_notes
 from tinygrad_qkv.memory import tick
 from tinygrad_qkv.modes import grad_mode, switched
 from tinygrad_qkv.nested import tensors_in, with_each
-from tinygrad_qkv.observers import Watch, observers
+from tinygrad_qkv.observers import Observer, Watch, observers
 from tinygrad_qkv.random import Generators, noted_draws, repeated_draws
 from tinygrad_qkv.tensor import Tensor
 
@@ -118,9 +119,10 @@ class _Again:
     def gradients(self, gs: list[Any]) -> list[Any]:
         """The gradients of all parents, from one gradient (or None) for each output: arrays, or Tensors for Tensors."""
         on_tensors = any(isinstance(g, Tensor) for g in gs)
-        with switched(observers, ()):  # this is one rule for those who look on
+        looking = tuple(o for o in observers.get() if o.sees_second_runs)  # to the others this is one rule
+        with switched(observers, looking):
             start = tick()
-            made = list(self.context.copy().run(self._run, start))
+            made = list(self.context.copy().run(self._run, start, looking))
             order, ends = _between(made, start)
             if not {n for n in ends if n.number < start} <= {t._node for t in self.parents}:
                 raise RuntimeError(
@@ -141,9 +143,10 @@ class _Again:
             for t in self.parents
         ]
 
-    def _run(self, start: int) -> dict[Node, Tensor]:
+    def _run(self, start: int, looking: tuple[Observer, ...]) -> dict[Node, Tensor]:
         """The outputs of the second run, checked against those of the first."""
-        with switched(observers, ()), np.errstate(all="ignore"), repeated_draws(self.draws):
+        inside = switched(pass_notes, {})  # of the backward pass, for whoever looks on
+        with switched(observers, looking), inside, np.errstate(all="ignore"), repeated_draws(self.draws):
             made = _made_since(start, self.f(*self.args, **self.kwargs))
         if [_print_of(t._data) for t in made.values()] != self.prints:
             raise RuntimeError(

@@ -28,6 +28,8 @@ class Observer:
     graph and all stored gradients are then as they were.
     """
 
+    sees_second_runs = False  # whether it is told of what a checkpoint runs again in backward, beside the one rule
+
     def op_ran(self, out: Tensor, op: str, parents: tuple[Tensor | float, ...]) -> None:
         """An op made `out`; `out._node` is its node if it was put on the tape."""
 

@@ -157,7 +157,6 @@ SLOPES: dict[str, str] = {
     "std": "the slope of std is inf where all numbers are equal: use var, or sqrt(var + 1e-12)",
     "arcsin": "the slope of arcsin at -1 and 1 is inf",
     "arccos": "the slope of arccos at -1 and 1 is inf",
-    "checkpoint": "the op stands inside the checkpointed function: call it without checkpoint() to see which",
 }
 SLOPES["log2"] = SLOPES["log10"] = SLOPES["log1p"] = SLOPES["log"]
 

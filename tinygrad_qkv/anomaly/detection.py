@@ -50,6 +50,8 @@ class detect_anomaly(Watch):  # noqa: N801, named like the functions beside it
     longer, forward and backward.
     """
 
+    sees_second_runs = True
+
     def __new__(cls, function: Any = None, *, inf: bool = True) -> Any:
         return super().__new__(cls, function)
 
