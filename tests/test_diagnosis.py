@@ -5,7 +5,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tinygrad_qkv import Tensor, diagnose, exp, log, manual_seed, maximum, nn, no_grad, recording, softmax, where
+from tinygrad_qkv import (
+    Tensor,
+    checkpoint,
+    diagnose,
+    exp,
+    log,
+    manual_seed,
+    maximum,
+    nn,
+    no_grad,
+    recording,
+    softmax,
+    where,
+)
 from tinygrad_qkv.nn import functional as F
 from tinygrad_qkv.nn import optim
 
@@ -367,6 +380,26 @@ def test_other_zeros():
     assert set(map(tuple, found.values())) == {("targets ignored",)} and len(found) == 4
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_that_starts_at_0_is_no_fault(norm):
+    model = nn.Sequential(nn.Linear(D, 6), norm(6))
+    model[1].weight.data[:] = 0
+    found = diagnose(model, target_loss(model, X))
+    assert not found.faults and [f.reason for f in found.for_("0.weight")] == ["zero factor"]
+
+
+def test_zeros_of_an_empty_batch_of_a_checkpoint_and_of_a_hook():
+    model = mlp(D, 6, 3)
+    assert set(map(tuple, reasons(model, lambda: model(X[:0]).sum()).values())) == {("no elements",)}
+    w, u = Tensor(random.normal(size=(D, 3)), requires_grad=True), Tensor(np.ones(3), requires_grad=True)
+    both = {"w": w, "u": u}
+    dead = reasons(both, lambda: checkpoint(lambda w: (w - 9.0).relu(), w).sum() + u.sum())
+    assert dead == {"w": ["inside a checkpoint"]}
+    with w.register_hook(lambda g: g * 0.0):
+        found = diagnose(both, lambda: (w.sum() + u).sum())
+    assert [f.reason for f in found.faults] == ["zero"] and "a hook" in found.faults[0].words
+
+
 def test_nan_is_left_to_detect_anomaly():
     w = Tensor([0.0, 1.0], requires_grad=True)
     found = diagnose({"w": w}, lambda: w.sqrt().sum())
@@ -434,6 +467,8 @@ def test_bad_input_is_refused():
         diagnose([1], lambda: Tensor(1.0))
     with pytest.raises(TypeError, match="returned float"):
         diagnose(model, lambda: 1.0)
+    with pytest.raises(TypeError, match=r"optimiser of nn.optim.*got int"):
+        diagnose(model, target_loss(model, X), optimizer=5)
     with pytest.raises(RuntimeError, match="recording"):
         diagnose(model, target_loss(model, X)())
     with pytest.raises(ValueError, match="scalar"):

@@ -77,6 +77,10 @@ def diagnose(model: Any, loss: Tensor | Callable[[], Tensor], *, optimizer: Any 
     parameters = _parameters(model)
     if not isinstance(loss, Tensor) and not callable(loss):
         raise TypeError(f"diagnose() takes a function that computes the loss, or a Tensor, got {type(loss).__name__}")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"diagnose() takes an optimiser of nn.optim, which has param_groups, got {type(optimizer).__name__}"
+        )
     before = {name: (p.grad, None if p._node is None else p._node.value) for name, p in parameters.items()}
     try:
         with unchanged_randomness():

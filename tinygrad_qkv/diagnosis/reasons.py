@@ -129,7 +129,7 @@ def zero(e: Evidence, name: str) -> list[Finding]:
         return []
     makers = [maker for child, i in e.killers(_node(e, name)) for maker in why_zero_gradient(e, child, i)]
     return _told(e, name, makers) or _fault(
-        name, "zero", "Its gradient is exactly 0; the contributions cancel, or the loss is constant here.", ""
+        name, "zero", "Its gradient is exactly 0: the contributions cancel, or a hook has taken them away.", ""
     )
 
 

@@ -16,6 +16,7 @@ SATURATED = 1e-4  # the median over rows of sum p (1 - p), which is what a softm
 EQUAL = 1e-5  # the spread of what a softmax is told, beside its size
 SHAPES = {"reshape", "swapaxes", "permute", "getitem", "broadcast_to", "unsqueeze", "squeeze", "expand", "clone"}
 SHAPES |= {"astype", "neg", "transpose", "flatten", "identity", "split_heads", "merge_heads"}
+NORMS = {"layer_norm", "rms_norm"}
 PRODUCTS = {"matmul", "affine", "mul", "masked_scores", "masked_mix", "einsum", "dot"}
 FLAT = {"tanh", "sigmoid", "gelu", "silu", "softplus", "erf"}
 
@@ -44,11 +45,12 @@ def why_zero_gradient(e: Evidence, node: Node, i: int) -> list[Maker]:
         "abs": lambda: _at_the_lowest_point(e, node),
         "pow": lambda: _at_the_lowest_point(e, node),
         "clip": lambda: [_clipped(e, node)],
+        "checkpoint": lambda: [_inside(e, node)],
         "maximum": lambda: [_never_chosen(e, node)],
         "minimum": lambda: [_never_chosen(e, node)],
     }
     found = by_op[node.op]() if node.op in by_op else []
-    if not found and node.op in PRODUCTS:
+    if not found and node.op in PRODUCTS | NORMS:
         found = _zero_factor(e, node, i)
     if not found and node.op in FLAT:
         y = e.value(node)
@@ -59,6 +61,8 @@ def why_zero_gradient(e: Evidence, node: Node, i: int) -> list[Maker]:
 
 
 def _flat(e: Evidence, node: Node) -> Maker:
+    if any(0 in parent.shape for parent in node.parents if isinstance(parent, Node)):
+        return Maker("no elements", f"{e.where(node)} is of no elements.", "Is this batch empty?")
     size = most(e.g[node])
     given = f"{e.where(node)} gave 0 for a gradient of up to {size:.1e}"
     if size < math.sqrt(np.finfo(node.dtype).tiny):
@@ -66,6 +70,11 @@ def _flat(e: Evidence, node: Node) -> Maker:
         return Maker("underflow", words, "Scale the loss, or compute in float64.", {"gradient": size})
     words = f"{given}: its slope is 0 at all of its inputs, or too small for {node.dtype}."
     return Maker("flat", words, "Look at its inputs: are they too large, or too small?", {"gradient": size})
+
+
+def _inside(e: Evidence, node: Node) -> Maker:
+    words = f"An op inside of {e.where(node)} lets nothing through."
+    return Maker("inside a checkpoint", words, "Call the function without checkpoint() to see which.")
 
 
 def _clipped(e: Evidence, node: Node) -> Maker:
