@@ -1,8 +1,8 @@
 """Lesson 06d: why does it not learn? Three broken models, and what `diagnose()` says of each.
 
-A gradient of 0 raises no error. The loss is finite, training runs, and some matrix stays where it started. There are a
-dozen reasons for that, most of them easy to repair once they are named. `diagnose(model, loss)` runs one step, follows
-each gradient that is missing to the op at which it died, and changes nothing.
+A gradient of 0 raises no error. The loss is finite, training runs, and some matrix stays where it started. There are
+some thirty reasons for that, most of them easy to repair once they are named. `diagnose(model, loss)` runs one step,
+follows each gradient that is missing to the op at which it died, and changes nothing.
 """
 
 from __future__ import annotations
