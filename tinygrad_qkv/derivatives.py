@@ -18,6 +18,7 @@ from tinygrad_qkv import ops
 from tinygrad_qkv.autograd import Node, leaf_node
 from tinygrad_qkv.backward import grad
 from tinygrad_qkv.modes import grad_mode, switched
+from tinygrad_qkv.nested import listed
 from tinygrad_qkv.seeds import as_gradient
 from tinygrad_qkv.tensor import Tensor
 
@@ -32,11 +33,11 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     call = _called(f, _primals(primals, "vjp()"), "vjp()")
 
     def pullback(gradient: Any = None) -> Any:
-        given = _listed(gradient) if call.several and gradient is not None else [gradient] * len(call.outputs)
+        given = listed(gradient) if call.several and gradient is not None else [gradient] * len(call.outputs)
         if len(given) != len(call.outputs):
             raise ValueError(f"vjp(): f returned {len(call.outputs)} tensors, and the pullback got {len(given)}")
         seeds = [as_gradient(y, g, "vjp()") for y, g in zip(call.outputs, given, strict=True)]
-        found = _pulled(call, call.outputs, seeds, call.is_recorded(seeds))
+        found = _pulled(call.outputs, call.xs, seeds, call.is_recorded(seeds))
         return _packed([call.released(g) for g in found], len(primals) > 1)
 
     return _packed([call.released(y) for y in call.outputs], call.several), pullback
@@ -50,13 +51,14 @@ def jvp(f: Callable, primals: Any, tangents: Any) -> tuple[Any, Any]:
     second differentiates that (linear) map of u. So it costs about three times as much as f, the rules' composed
     forms run, and NOTE: through attention it takes memory for all T * S scores, on the fused path too.
     """
-    xs = _primals(_listed(primals), "jvp()")
+    xs = _primals(listed(primals), "jvp()")
     directions = _tangents(tangents, xs, "jvp()")
     call = _called(f, xs, "jvp()")
     again = call.is_recorded(directions)
     tracked = [y for y in call.outputs if y.requires_grad]
     u = [Tensor(np.ones_like(y.data), requires_grad=True) for y in tracked]
-    moved = dict(zip(map(id, tracked), _along(_pulled(call, tracked, u, True), u, directions, again), strict=True))
+    pulled_back = _pulled(tracked, call.xs, u, True)
+    moved = dict(zip(map(id, tracked), _pulled(pulled_back, u, directions, again), strict=True))
     slopes = [call.released(moved[id(y)]) if y.requires_grad else ops.zeros_like(y) for y in call.outputs]
     values = [call.released(y) for y in call.outputs]
     return _packed(values, call.several), _packed(slopes, call.several)
@@ -93,10 +95,10 @@ def hvp(f: Callable, x: Any, v: Any) -> Any:
     takes memory for all T * S scores. For parameters, which a model reads by itself, the same two passes are
     gs = grad(loss, parameters, create_graph=True) and grad(gs, parameters, vs).
     """
-    xs = _primals(_listed(x), "hvp()")
+    xs = _primals(listed(x), "hvp()")
     directions = _tangents(v, xs, "hvp()")
     call = _called(f, xs, "hvp()")
-    found = _along(_gradient(call, "hvp()"), call.xs, directions, call.is_recorded(directions))
+    found = _pulled(_gradient(call, "hvp()"), call.xs, directions, call.is_recorded(directions))
     return _packed([call.released(g) for g in found], isinstance(x, (list, tuple)))
 
 
@@ -174,15 +176,11 @@ def _called(f: Callable, primals: list[Tensor], caller: str) -> _Call:
     with switched(grad_mode, True):
         xs = [ops.clone(x) if nested and x.requires_grad else Tensor(x.data, requires_grad=True) for x in primals]
         y = f(*xs)
-    outputs = _listed(y)
+    outputs = listed(y)
     for output in outputs or [y]:
         if not isinstance(output, Tensor):
             raise TypeError(f"{caller}: f returns a Tensor, or a list or tuple of them, got {type(output).__name__}")
     return _Call(xs, outputs, isinstance(y, (list, tuple)))
-
-
-def _listed(values: Any) -> list:
-    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def _packed(values: list, several: bool) -> Any:
@@ -205,7 +203,7 @@ def _primals(primals: Sequence, caller: str) -> list[Tensor]:
 
 def _tangents(tangents: Any, primals: list[Tensor], caller: str) -> list[Tensor]:
     """One direction per primal, each of its shape and dtype."""
-    given = _listed(tangents)
+    given = listed(tangents)
     if len(given) != len(primals):
         raise ValueError(f"{caller} got {len(primals)} primals and {len(given)} tangents; give one for each")
     pairs = enumerate(zip(primals, given, strict=True))
@@ -215,14 +213,14 @@ def _tangents(tangents: Any, primals: list[Tensor], caller: str) -> list[Tensor]
 # ---- passes over the graph of one call
 
 
-def _pulled(call: _Call, outputs: list[Tensor], seeds: list[Tensor], create_graph: bool) -> list[Tensor]:
-    """The gradients of the call's arguments; zeros where nothing leads from `outputs` to them."""
-    tracked = [(y, g) for y, g in zip(outputs, seeds, strict=True) if y.requires_grad]
+def _pulled(ys: list[Tensor], xs: list[Tensor], seeds: list[Tensor], create_graph: bool) -> list[Tensor]:
+    """d sum(ys * seeds) / d xs; zeros where nothing leads from the ys to an x."""
+    tracked = [(y, g) for y, g in zip(ys, seeds, strict=True) if y.requires_grad]
     if not tracked:
-        return [ops.zeros_like(x) for x in call.xs]
-    ys, gs = map(list, zip(*tracked, strict=True))
-    found = grad(ys, call.xs, gs, create_graph=create_graph, retain_graph=True, allow_unused=True)
-    return [ops.zeros_like(x) if g is None else g for x, g in zip(call.xs, found, strict=True)]
+        return [ops.zeros_like(x) for x in xs]
+    outputs, gradients = map(list, zip(*tracked, strict=True))
+    found = grad(outputs, xs, gradients, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    return [ops.zeros_like(x) if g is None else g for x, g in zip(xs, found, strict=True)]
 
 
 def _gradient(call: _Call, caller: str) -> list[Tensor]:
@@ -230,17 +228,7 @@ def _gradient(call: _Call, caller: str) -> list[Tensor]:
     if call.several or call.outputs[0].size != 1:
         got = ", ".join(str(y.shape) for y in call.outputs)
         raise ValueError(f"{caller} needs an f that returns one scalar, got shape {got}; reduce it first, e.g. .sum()")
-    return _pulled(call, call.outputs, [ops.ones_like(call.outputs[0])], True)
-
-
-def _along(gradients: list[Tensor], xs: list[Tensor], directions: list[Tensor], create_graph: bool) -> list[Tensor]:
-    """d sum(gradients * directions) / d xs."""
-    tracked = [(g, v) for g, v in zip(gradients, directions, strict=True) if g.requires_grad]
-    if not tracked:
-        return [ops.zeros_like(x) for x in xs]
-    gs, vs = map(list, zip(*tracked, strict=True))
-    found = grad(gs, xs, vs, create_graph=create_graph, retain_graph=True, allow_unused=True)
-    return [ops.zeros_like(x) if g is None else g for x, g in zip(xs, found, strict=True)]
+    return _pulled(call.outputs, call.xs, [ops.ones_like(call.outputs[0])], True)
 
 
 def _rows(call: _Call, y: Tensor, create_graph: bool) -> list[Tensor]:
@@ -251,6 +239,6 @@ def _rows(call: _Call, y: Tensor, create_graph: bool) -> list[Tensor]:
     for i in range(y.size):
         one = np.zeros(y.size, y.dtype)
         one[i] = 1
-        rows.append(_pulled(call, [y], [Tensor.wrap(one.reshape(y.shape))], create_graph))
+        rows.append(_pulled([y], call.xs, [Tensor.wrap(one.reshape(y.shape))], create_graph))
     columns = zip(call.xs, zip(*rows, strict=True), strict=True)
     return [call.released(ops.reshape(ops.stack(parts), *y.shape, *x.shape)) for x, parts in columns]

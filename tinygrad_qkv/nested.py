@@ -1,4 +1,4 @@
-"""Tensors inside nested tuples, lists and dicts, as functions take and return them."""
+"""Tensors alone, or inside tuples, lists and dicts, as functions take and return them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ def with_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {key: with_each(item, kind, change) for key, item in value.items()}
     return value
+
+
+def listed(values: Any) -> list:
+    """What a function takes or returned, one value or a list or tuple of them, as a list."""
+    return list(values) if isinstance(values, (list, tuple)) else [values]

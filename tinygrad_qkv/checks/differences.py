@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinygrad_qkv.backward import grad
-from tinygrad_qkv.checks.trials import Trial, listed
+from tinygrad_qkv.checks.trials import Trial
+from tinygrad_qkv.nested import listed
 from tinygrad_qkv.tensor import Tensor
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.checks.differences import Tolerance, comparison, disagreement, float_leaf, furthest, values_at
-from tinygrad_qkv.checks.trials import Trial, listed
+from tinygrad_qkv.checks.trials import Trial
 from tinygrad_qkv.checks.wrong_rules import unrecorded_rule, writing_rule, wrong_rule
 from tinygrad_qkv.derivatives import jvp, vjp
+from tinygrad_qkv.nested import listed
 from tinygrad_qkv.tensor import Tensor
 
 BETWEEN_OPS = (
@@ -20,7 +21,7 @@ BETWEEN_OPS = (
 
 
 class GradientError(AssertionError):
-    """A derivative that does not agree with finite differences."""
+    """A derivative that does not agree with finite differences, or a ledger's entry with its own formula."""
 
 
 def check_grad(

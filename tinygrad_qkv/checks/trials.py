@@ -10,6 +10,7 @@ import numpy as np
 
 from tinygrad_qkv.autograd import Node, ancestry, leaf_node
 from tinygrad_qkv.modes import grad_mode, switched
+from tinygrad_qkv.nested import listed
 from tinygrad_qkv.observers import Observer, Part, observers
 from tinygrad_qkv.rule_faults import wrong_count
 from tinygrad_qkv.tensor import Tensor
@@ -117,11 +118,6 @@ class Pulled(Observer):
             changed = "" if _same(self.incoming[node], inputs[0]) else "g, the gradient of the result,"
             if what := changed or self.trial.written():
                 self.writer = node, what
-
-
-def listed(y: Any) -> list[Tensor]:
-    """What a function returned, a Tensor or several, as a list."""
-    return list(y) if isinstance(y, (list, tuple)) else [y]
 
 
 def _same(a: Any, b: Any) -> bool:
