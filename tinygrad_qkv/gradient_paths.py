@@ -91,16 +91,7 @@ def explain_grad(
     """
     start, g = seeded(loss, gradient, "explain_grad()")
     end = recorded_node(x, "explain_grad()")
-    graph = ancestry([start])[::-1]
-    order = between([start], {end})
-    if end not in order:
-        raise ValueError(f"explain_grad(): the loss does not depend on this tensor of shape {x.shape}")
-    for node in order:
-        if node.hooks is not None and node.hooks.functions:
-            raise RuntimeError(
-                f"explain_grad(): a hook stands on op '{node.op}' of shape {node.shape}, and may change the whole "
-                "gradient in a way that parts do not add up in; remove it first: handle.remove()"
-            )
+    graph, order = ancestry([start])[::-1], _ways(start, end)
     paths = _as_mapping(paths)
     rest, cuts = _cuts(paths, graph, set(order), end)
     nested, levels = _nesting(cuts, order[::-1])
@@ -116,6 +107,20 @@ def explain_grad(
     elif not isinstance(past, int):
         parts[REST[1]] = past
     return GradientPaths({name: Tensor.wrap(part) for name, part in parts.items()}, found[end], nested)
+
+
+def _ways(start: Node, end: Node) -> list[Node]:
+    """The nodes on the ways from the loss back to x, the loss first; refuses a graph without one, and hooks on them."""
+    order = between([start], {end})
+    if end not in order:
+        raise ValueError(f"explain_grad(): the loss does not depend on this tensor of shape {end.shape}")
+    for node in order:
+        if node.hooks is not None and node.hooks.functions:
+            raise RuntimeError(
+                f"explain_grad(): a hook stands on op '{node.op}' of shape {node.shape}, and may change the whole "
+                "gradient in a way that parts do not add up in; remove it first: handle.remove()"
+            )
+    return order
 
 
 def explain_softmax_grad(loss: Tensor, scores: Tensor, weights: Tensor, *, gradient: Any = None) -> GradientPaths:
