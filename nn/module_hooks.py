@@ -53,8 +53,7 @@ class Crossing:
 
     def __init__(self, module: Module, hooks: dict[int, Callable]):
         self.module, self.hooks = module, hooks
-        frame = module_frame.get()
-        self.path = frame.path if frame is not None else ""
+        self.path = _path_here()
         self.arguments = self.outputs = 0
         self.gated = False
 
@@ -103,9 +102,8 @@ class Crossing:
         if notes["left"] is None:
             grad_inputs = tuple(notes["inputs"].get(i) for i in range(self.arguments))
             grad_outputs = tuple(notes["outputs"].get(i) for i in range(self.outputs))
-            for hook in (
-                in_place(self.hooks) if notes["outputs"] else ()
-            ):  # what came another way is no business of theirs
+            called = self.hooks if notes["outputs"] else {}  # what came another way is no business of theirs
+            for hook in in_place(called):
                 replaced = hook(self.module, grad_inputs, grad_outputs)
                 if replaced is not None:
                     grad_inputs = self._checked(replaced, grad_inputs, hook)
@@ -135,9 +133,14 @@ class Crossing:
 def _place(kind: str, hook: Callable, module: Module, path: str | None = None) -> str:
     """A hook as messages call it, with its module."""
     if path is None:
-        frame = module_frame.get()
-        path = frame.path if frame is not None else ""
+        path = _path_here()
     return f"the {kind} {name_of(hook)} on {type(module).__name__}" + (f" {path!r}" if path else "")
+
+
+def _path_here() -> str:
+    """The path of the module whose forward runs."""
+    frame = module_frame.get()
+    return frame.path if frame is not None else ""
 
 
 def _arguments(replaced: Any, former: tuple, place: str) -> tuple:
