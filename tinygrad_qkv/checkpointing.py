@@ -114,7 +114,7 @@ class _Again:
         self.f, self.args, self.kwargs = f, args, kwargs
         self.context, self.draws, self.parents = setting
         self.sizes = [t.size for t in made]
-        self.prints = [_print_of(t._data) for t in made]
+        self.fingerprints = [_fingerprint(t._data) for t in made]
 
     def gradients(self, gs: list[Any]) -> list[Any]:
         """The gradients of all parents, from one gradient (or None) for each output: arrays, or Tensors for Tensors."""
@@ -148,7 +148,7 @@ class _Again:
         inside = switched(pass_notes, {})  # of the backward pass, for whoever looks on
         with switched(observers, looking), inside, np.errstate(all="ignore"), repeated_draws(self.draws):
             made = _made_since(start, self.f(*self.args, **self.kwargs))
-        if [_print_of(t._data) for t in made.values()] != self.prints:
+        if [_fingerprint(t._data) for t in made.values()] != self.fingerprints:
             raise RuntimeError(
                 f"{self._name()} gave another result when backward ran it again than the first time: it must not "
                 "depend on anything that changes, such as np.random, a counter, or an array that was written to"
@@ -236,7 +236,7 @@ def _refuse_writes(outside: Iterable[Tensor], start: int) -> None:
             )
 
 
-def _print_of(array: np.ndarray) -> tuple[tuple[int, ...], str, int]:
+def _fingerprint(array: np.ndarray) -> tuple[tuple[int, ...], str, int]:
     """Shape, dtype and the sum of the bits of an array."""
     bits = array.view(np.uint32 if array.itemsize == 4 else np.uint64)
     return array.shape, array.dtype.char, int(np.add.reduce(bits, axis=None, dtype=np.uint64))

@@ -64,6 +64,16 @@ def misfit(part: Any, node: Node, operand: int) -> Exception:
     return ValueError(f"{who} returned shape {part.shape}; the operand has shape {parent.shape}")
 
 
+def refuse_cut(node: Node, operand: int, inputs: Sequence[Any]) -> None:
+    """Refuse an array from a rule that was given Tensors with history: higher derivatives would silently be wrong."""
+    if any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
+        raise TypeError(
+            f"the rule of op '{node.op}' for its operand {operand} returned an array for Tensors that require grad, so "
+            "it cannot be differentiated again: make it of NumPy functions on its own arguments, without np.asarray, "
+            ".data or compiled code"
+        )
+
+
 def _takes(rule: Any, n: int) -> bool:
     """Whether a rule can be called with n arguments; True for a builtin that does not tell."""
     try:
@@ -73,13 +83,3 @@ def _takes(rule: Any, n: int) -> bool:
     except ValueError:
         pass
     return True
-
-
-def refuse_cut(node: Node, operand: int, inputs: Sequence[Any]) -> None:
-    """Refuse an array from a rule that was given Tensors with history: higher derivatives would silently be wrong."""
-    if any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
-        raise TypeError(
-            f"the rule of op '{node.op}' for its operand {operand} returned an array for Tensors that require grad, so "
-            "it cannot be differentiated again: make it of NumPy functions on its own arguments, without np.asarray, "
-            ".data or compiled code"
-        )

@@ -46,8 +46,7 @@ class detect_anomaly(Watch):  # noqa: N801, named like the functions beside it
 
     inf that comes from outside, such as a mask of -inf, is no anomaly. A parameter that holds NaN is named at once; NaN
     in any other leaf when it reaches a number (shape ()), a gradient, or the last result of the block: behind a mask
-    it does no harm. Every result is read once more, and a small op takes about 9 us
-    longer, forward and backward.
+    it does no harm. Every result is read once more, and a small op takes about 9 us longer, forward and backward.
     """
 
     sees_second_runs = True

@@ -76,7 +76,7 @@ def forward_report(
         i, words = cause.operand, cause.words
         index = first(cause.where)
     else:
-        i, index = widest(operands, y, bad)
+        i, index = widest(operands)
         words = words_without_cause(op, operands, y, bad)
     words += "".join(f"; {o.who} holds numbers up to {o.largest:.1e}: {OF_A_PARAMETER}" for o in operands if o.is_huge)
     rows = [
@@ -120,8 +120,7 @@ def root_report(root: Tensor, bad: str, found: Found | None, carried: Operand | 
     node = found.node
     facts |= {"op": node.op, "line": node.line, "module": path_of(node.frame)}
     if not node.parents:
-        who = f"the parameter {node.name!r}" if node.name and node.requires_grad else who_is(node)
-        rows = [("culprit", f"{who} {node.shape} holds {bad} already"), *place_rows(None, node.line)]
+        rows = [("culprit", f"{who_is(node)} {node.shape} holds {bad} already"), *place_rows(None, node.line)]
         words = OF_A_PARAMETER if node.name and node.requires_grad else "look at how this input was made"
         return AnomalyError(text_of(title, [*rows, ("cause", words)]), cause=words, **(facts | {"op": None}))
     arrays = [None if x is None else np.asarray(x) for x in found.operands]

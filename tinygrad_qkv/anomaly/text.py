@@ -154,7 +154,7 @@ def other_operands(
     return rows
 
 
-def widest(operands: Sequence[Operand], y: np.ndarray, bad: str) -> tuple[int, tuple[int, ...] | None]:
+def widest(operands: Sequence[Operand]) -> tuple[int, tuple[int, ...] | None]:
     """The operand with the largest number, and the place of that number."""
     best, place, at = -1.0, 0, None
     for o in operands:
@@ -230,10 +230,10 @@ def numbers_read(node: Node, part: Part, inputs: tuple, index: tuple[int, ...] |
         return ""
     if index is None or part.value.shape != np.shape(inputs[0]):
         return ""
-    said = []
+    found = []
     for name, s, value in zip(names, (None, *node.saved), inputs, strict=False):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            said.append(f"{name} = {value}")
+            found.append(f"{name} = {value}")
         elif isinstance(value, np.ndarray) and value.shape == part.value.shape and value.dtype.kind == "f":
-            said.append(f"{name} = {value[index]!s}" + (" (the result)" if s is OUTPUT else ""))
-    return "there " + ", ".join(said) if said else ""
+            found.append(f"{name} = {value[index]!s}" + (" (the result)" if s is OUTPUT else ""))
+    return "there " + ", ".join(found) if found else ""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygrad_qkv.autograd import Node, leaf_node
-from tinygrad_qkv.backward import grad, tracked_ancestry
+from tinygrad_qkv.autograd import Node, leaf_node, tracked_ancestry
+from tinygrad_qkv.backward import grad
 from tinygrad_qkv.observers import Part, Watch
 from tinygrad_qkv.records import Line, recording, user_line
 from tinygrad_qkv.tensor import Tensor

@@ -212,5 +212,6 @@ def _node(e: Evidence, name: str) -> Node:
 
 
 Check = Callable[[Evidence, str], list[Finding]]
-REASONS: list[Check] = [frozen, cut_off, unused, not_finite, key_bias, zero, saturated, hardly_any]  # the first
-FACTS: list[Check] = [dead_units, unused_rows]  # all that hold
+# Of the reasons a parameter is told the first that holds, of the facts all.
+REASONS: list[Check] = [frozen, cut_off, unused, not_finite, key_bias, zero, saturated, hardly_any]
+FACTS: list[Check] = [dead_units, unused_rows]
