@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_ops_table import DIFFERENTIABLE, every, floats_of, leaves, outputs
 
-from tinygrad_qkv import Ledger, Tensor, dropout, grad, manual_seed, nn, recording
+from tinygrad_qkv import Ledger, Tensor, dropout, grad, logaddexp, manual_seed, nn, recording
 from tinygrad_qkv.autograd import record
 from tinygrad_qkv.checks.gradient_checks import GradientError
 from tinygrad_qkv.nn import functional as F
@@ -469,6 +469,13 @@ def test_nan_and_inf_evaluate_to_nan_and_inf():
     assert ledger.check() == 0
     np.testing.assert_array_equal(ledger.total(x), [np.inf, 0.25, np.nan])
     check_round_trip(ledger)
+
+
+def test_the_formula_of_logaddexp_holds_where_both_operands_are_minus_inf():
+    a, b = Tensor([-np.inf, 0.0, -np.inf], requires_grad=True), Tensor([-np.inf, -np.inf, 2.0], requires_grad=True)
+    ledger = logaddexp(a, b).sum().backward(trace=True)
+    ledger.check()
+    assert a.grad.tolist() == [0, 1, 0] and b.grad.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', '{"format": "gradient ledger 1"}', "nonsense"])

@@ -71,7 +71,7 @@ def logaddexp(a: Operand, b: Operand) -> Tensor:
     """log(exp(a) + exp(b)), without overflow."""
     a, b, x, y = pair(a, b, to_float=True)
     rules = (lambda g, y, a, b: g * _share(a, y), lambda g, y, a, b: g * _share(b, y))
-    formulas = ("da = g * exp(a - y)", "db = g * exp(b - y)")
+    formulas = ("da = g * exp(a - where(y == -inf, 0, y))", "db = g * exp(b - where(y == -inf, 0, y))")
     with np.errstate(invalid="ignore"):
         total = np.logaddexp(x, y)
     return record(total, "logaddexp", (a, b), (OUTPUT, a, b), rules, formulas)
