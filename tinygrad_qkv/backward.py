@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,15 +230,8 @@ def _run_watched(
         if node.pullbacks is None or node.number < Memory.latest:  # a hook may have freed it, or written to it
             _check_usable(node)
         inputs = _tensor_inputs(node, g) if on_tensors else _inputs(node, g)
-        values = _rule_values(node, inputs, useful)
         parts = []
-        for i, parent in enumerate(node.parents):
-            if parent not in useful:
-                continue
-            value = _fit(values[i], node, i, parent)
-            if on_tensors and not isinstance(value, Tensor):
-                refuse_cut(node, i, inputs)
-                value = Tensor.wrap(value)
+        for i, parent, value in _contributions(node, inputs, useful, on_tensors):
             parts.append(Part(i, parent, _array(value), parent not in grads))
             grads[parent] = _sum(grads[parent], value) if parent in grads else value
         for observer in watching:
@@ -250,6 +243,21 @@ def _run_watched(
             if node not in ends:
                 node.saved, node.pullbacks, node.output = (), None, None
     return found
+
+
+def _contributions(
+    node: Node, inputs: Sequence, useful: set[Node], on_tensors: bool
+) -> Iterator[tuple[int, Node, Any]]:
+    """What the rules of a node give, as (operand, its node, gradient), for the operands that need one."""
+    values = _rule_values(node, inputs, useful)
+    for i, parent in enumerate(node.parents):
+        if parent not in useful:
+            continue
+        value = _fit(values[i], node, i, parent)
+        if on_tensors and not isinstance(value, Tensor):
+            refuse_cut(node, i, inputs)
+            value = Tensor.wrap(value)
+        yield i, parent, value
 
 
 def _rule_values(node: Node, inputs: Sequence, useful: set[Node]) -> Sequence[Any]:
