@@ -53,7 +53,8 @@ class profile(Watch):  # noqa: N801, named like the functions beside it
 
     Bytes are those that the rules read, each buffer once, under the op that saved it first; leaves that require grad
     are not counted, for they live anyway. A thread is seen where it enters the block itself. One object adds up over
-    several blocks, and as a decorator over all calls.
+    several blocks, and as a decorator over all calls. `print(p)` is by op; `p.table("module")` is by module, and
+    `p.rows("module")` its numbers. A kernel is compiled or loaded at its first call, inside its op: run once before.
     """
 
     def __init__(self) -> None:
