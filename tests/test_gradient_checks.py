@@ -171,6 +171,17 @@ def test_a_wrong_op_deep_in_a_model_is_named():
         check_grad(lambda x: block(wrong(block(x))), x)
 
 
+def test_two_forms_of_a_rule_that_differ_are_named():
+    def rule(g, x):
+        return (3 if isinstance(g, np.ndarray) else 4) * g * x**2
+
+    check_grad(cube((rule,)), X)
+    with pytest.raises(
+        GradientError, match=r"op 'cube' has two forms that differ: at index \(\d,\) of an operand of shape \(3,\)"
+    ):
+        check_grad_grad(cube((rule,)), X)
+
+
 def test_output_that_is_not_saved_first_is_an_error():
     def f(x):
         return record(np.exp(x.data), "own_exp", (x,), (x, OUTPUT), (lambda g, x, y: g * y,))

@@ -38,13 +38,15 @@ def values_at(f: Callable, points: Sequence) -> list[np.ndarray]:
     return [np.asarray(y, dtype=np.float64) for y in listed(f(*map(float_leaf, points)))]
 
 
-def gradients(outputs: list[Tensor], xs: list[Tensor], weights: list[np.ndarray]) -> list[np.ndarray]:
+def gradients(
+    outputs: list[Tensor], xs: list[Tensor], weights: list[np.ndarray], create_graph: bool = False
+) -> list[np.ndarray]:
     """The gradients of sum(outputs * weights); zeros where nothing depends on an x. The graph is retained."""
     tracked = [(y, Tensor(w, y.dtype)) for y, w in zip(outputs, weights, strict=True) if y.requires_grad]
     if not tracked:
         return [np.zeros(x.shape) for x in xs]
     ys, seeds = map(list, zip(*tracked, strict=True))
-    found = grad(ys, xs, seeds, retain_graph=True, allow_unused=True)
+    found = grad(ys, xs, seeds, create_graph=create_graph, retain_graph=True, allow_unused=True)
     return [np.zeros(x.shape) if g is None else np.asarray(g) for x, g in zip(xs, found, strict=True)]
 
 

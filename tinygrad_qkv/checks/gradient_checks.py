@@ -9,7 +9,7 @@ import numpy as np
 
 from tinygrad_qkv.checks.differences import Tolerance, comparison, disagreement, float_leaf, furthest, values_at
 from tinygrad_qkv.checks.trials import Trial
-from tinygrad_qkv.checks.wrong_rules import unrecorded_rule, writing_rule, wrong_rule
+from tinygrad_qkv.checks.wrong_rules import two_faced_rule, unrecorded_rule, writing_rule, wrong_rule
 from tinygrad_qkv.derivatives import jvp, vjp
 from tinygrad_qkv.nested import listed
 from tinygrad_qkv.tensor import Tensor
@@ -66,11 +66,14 @@ def check_grad_grad(
 
     The gradient is a function of the inputs and of the gradients of f's outputs (random numbers); its derivatives
     with respect to all of these are checked as in `check_grad`, which has to be called beside this: the first order
-    is not looked at here. Raises GradientError, with the op whose rule cannot be differentiated again, if one is.
+    is not looked at here, only that it is the same for arrays and under create_graph. Raises GradientError, with the
+    op whose rule cannot be differentiated again, if one is.
     """
     tolerance, first = Tolerance(eps, rtol, atol), _trial(f, inputs, "check_grad_grad")
     first.refuse_miscounted_rules()
     weights = _weights(first.outputs, seed)
+    if fault := two_faced_rule(first, weights, tolerance):
+        raise GradientError(fault)
     n = len(weights)
 
     def gradient(*given: Tensor) -> list[Tensor]:

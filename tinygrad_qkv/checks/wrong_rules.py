@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tinygrad_qkv.autograd import OUTPUT, Node
-from tinygrad_qkv.checks.differences import Tolerance, disagreement, gradients, worst_entry
+from tinygrad_qkv.checks.differences import Tolerance, disagreement, furthest, gradients, worst_entry
 from tinygrad_qkv.checks.trials import Pulled, Trial
 from tinygrad_qkv.modes import switched
 from tinygrad_qkv.observers import observers
@@ -39,11 +39,26 @@ def writing_rule(f: Callable, leaves: list, weights: list[np.ndarray]) -> str:
     return _written(_pulled(Trial(f, leaves), weights))
 
 
-def _pulled(trial: Trial, weights: list[np.ndarray]) -> Pulled:
+def two_faced_rule(trial: Trial, weights: list[np.ndarray], tolerance: Tolerance) -> str:
+    """In words: the first op whose rule gives other numbers for Tensors than for arrays; "" if there is none."""
+    on_arrays, on_tensors = (_pulled(trial, weights, create_graph) for create_graph in (False, True))
+    for node, parts in on_arrays.parts.items():
+        for parent, got in parts.items():
+            other = on_tensors.parts[node][parent]
+            if not tolerance.allows(other, got):
+                index = furthest(other, got)
+                return (
+                    f"the rule of op '{node.op}' has two forms that differ: at index {index} of an operand of shape "
+                    f"{parent.shape} it gives {got[index]:.8g} for arrays, and {other[index]:.8g} under create_graph"
+                )
+    return ""
+
+
+def _pulled(trial: Trial, weights: list[np.ndarray], create_graph: bool = False) -> Pulled:
     """A backward pass through a trial, looked at."""
     pulled = Pulled(trial)
     with switched(observers, (*observers.get(), pulled)):
-        gradients(trial.outputs, [trial.leaves[i] for i in trial.arguments], weights)
+        gradients(trial.outputs, [trial.leaves[i] for i in trial.arguments], weights, create_graph)
     return pulled
 
 
