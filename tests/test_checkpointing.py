@@ -458,3 +458,18 @@ def test_what_f_made_is_freed_at_once_and_what_it_was_given_after_backward():
         assert given() is None and all(r() is None for r in inside)
     finally:
         gc.enable()
+
+
+def test_a_constant_of_its_own_may_be_written_to_and_one_from_outside_may_not():
+    def f(x, y):
+        y[0] = x[0] ** 2
+        y[1] = x[1]
+        return y.exp()
+
+    x = Tensor(np.random.default_rng(0).normal(size=(3, 5)), requires_grad=True)
+    (plain,) = grad(f(x, Tensor(np.zeros((3, 5)))).sum(), x)
+    (again,) = grad(checkpoint(lambda x: f(x, Tensor(np.zeros((3, 5)))), x).sum(), x)
+    np.testing.assert_array_equal(plain, again)
+    for outside in (Tensor(np.zeros((3, 5))), x * 1.0):
+        with pytest.raises(RuntimeError, match=r"wrote to a tensor of shape \(3, 5\) that it did not make"):
+            checkpoint(lambda x, outside=outside: f(x, outside), x)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_qkv.autograd import Node, by_number, record
+from tinygrad_qkv.autograd import Node, by_number, leaf_node, record
 from tinygrad_qkv.backward import sweep
 from tinygrad_qkv.hooks import pass_notes
 from tinygrad_qkv.memory import tick
@@ -74,9 +74,10 @@ class _Reads(Watch):
     """Notes the tensors that ops read and that no op inside has made."""
 
     def __init__(self) -> None:
+        self.start = tick()
         self.made: dict[int, weakref.ref[Tensor]] = {}
         self.tracked: dict[int, Tensor] = {}
-        self.constants: dict[int, weakref.ref[Tensor]] = {}
+        self.constants: dict[int, weakref.ref[Tensor]] = {}  # or were constants until f wrote to them
 
     def __enter__(self) -> _Reads:
         super().__enter__()
@@ -85,7 +86,7 @@ class _Reads(Watch):
     def op_ran(self, out: Tensor, op: str, parents: tuple[Tensor | float, ...]) -> None:
         for p in parents:
             if isinstance(p, Tensor) and not self._is_made(p):
-                if p.requires_grad:
+                if p.requires_grad and (p.is_leaf or leaf_node(p).number < self.start):
                     self.tracked[id(p)] = p
                 else:
                     self.constants[id(p)] = weakref.ref(p)
