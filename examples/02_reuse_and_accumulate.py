@@ -244,8 +244,8 @@ def main(out: str = "out/02_reuse_and_accumulate") -> dict[str, float]:
         picture.write_bytes(draw_graph(tensors["loss"], values=True, grads=True, names=tensors).pipe("svg"))
         print(f"The graph with its values and gradients: {picture}")
     print()
-    say("""In small.svg the leaf a holds what both backward passes of 3. added up, 228; b and c, which are no leaves, show
-        the last pass alone.""")
+    say("""In small.svg the leaf a holds what both backward passes of 3. added up,
+        228; b and c, which are no leaves, show the last pass alone.""")
     check(promises)
     print(TRY_THIS, end="")
     return {promise.name: promise.value for promise in promises}

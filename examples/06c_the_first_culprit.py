@@ -35,7 +35,7 @@ def report(f: Callable[[], Any]) -> AnomalyError:
         with detect_anomaly():
             f()
     except AnomalyError as error:
-        print(str(error).replace(f"{Path(__file__).parent}/", "") + "\n")
+        print(f"{error}\n")
         return error
     raise SystemExit("This run did not keep its promise: nothing was found")
 

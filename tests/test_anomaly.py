@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from pathlib import Path
 
 import numpy as np
 import op_rows_attention
@@ -61,7 +62,11 @@ def test_of_two_roots_the_inner_one_is_blamed_with_its_operand():
     error = caught(lambda: (x - 2).sqrt().sqrt().sum().backward())
     assert (error.phase, error.op, error.bad, error.operand, error.index) == ("forward", "sqrt", "NaN", 0, (0, 2))
     text = words_of(error)
-    assert f"operand 0 (made by op 'sub' at {__file__}:" in text and "is -1.0 at index (0, 2)" in text
+    assert (
+        "operand 0 (made by op 'sub' at " in text
+        and f"{Path(__file__).name}:" in text
+        and "is -1.0 at index (0, 2)" in text
+    )
     assert "(2, 3) float64 -> (2, 3) float64, 1 of 6 elements NaN" in text
     assert "(x - 2).sqrt().sqrt()" in text  # the line itself
     assert "square root of a negative number" in error.cause
@@ -198,7 +203,7 @@ def test_the_record_tells_the_op_and_its_line_afterwards():
     with recording():
         loss = (x.sqrt() * 3.0).exp().sum()
     error = caught(lambda: grad(loss, x))
-    assert error.op == "sqrt" and error.line.startswith(__file__) and "is -2.0 at index (1,)" in words_of(error)
+    assert error.op == "sqrt" and Path(__file__).name in error.line and "is -2.0 at index (1,)" in words_of(error)
 
 
 def test_where_the_graph_does_not_tell_the_report_says_how_to_learn_it():
@@ -233,7 +238,7 @@ def test_the_rule_of_a_root_at_0_is_named_with_its_numbers():
     text = words_of(error)
     assert "the rule of op 'sqrt' for its operand 0" in text and "dx = g / (2 * y)" in text
     assert "g = 1.0, y = 0.0 (the result)" in text and "made by op 'mul'" in text
-    assert error.line.startswith(__file__) and "slope of sqrt at 0" in error.cause
+    assert Path(__file__).name in error.line and "slope of sqrt at 0" in error.cause
     assert x.grad.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -296,7 +301,7 @@ def test_an_op_inside_a_checkpoint_is_named_in_backward_too():
     for f in (root, lambda x: (x, root(x))[1], lambda x: checkpoint(root, x)):
         error = caught(lambda f=f: checkpoint(f, x).sum().backward())
         assert (error.phase, error.op, error.index, error.bad) == ("backward", "sqrt", (0,), "inf")
-        assert error.line.startswith(__file__) and "made by op 'mul'" in words_of(error)
+        assert Path(__file__).name in error.line and "made by op 'mul'" in words_of(error)
     y = checkpoint(root, x).sum()
     assert caught(y.backward).op == "sqrt"  # only backward inside
     y.backward()

@@ -8,6 +8,7 @@ import pytest
 import tinygrad_qkv as tq
 from tinygrad_qkv import Tensor, check_grad, grad, no_grad
 from tinygrad_qkv.autograd import ancestry, record
+from tinygrad_qkv.observers import Watch
 
 
 def leaf(values, dtype=np.float64):
@@ -303,3 +304,15 @@ def test_two_threads_add_to_one_leaf():
     for t in threads:
         t.join()
     assert set(w.grad.tolist()) == {800.0}
+
+
+def test_adding_to_a_gradient_is_no_op_to_observers():
+    class Listener(Watch):
+        def op_ran(self, out, op, parents):
+            heard.append(op)
+
+    x, heard = leaf([1.0, 2.0]), []
+    with Listener():
+        for _ in range(2):
+            (x * 3.0).sum().backward()
+    assert heard == ["mul", "sum"] * 2 and x.grad.tolist() == [6.0, 6.0]

@@ -1,6 +1,7 @@
 """`diagnose()`: each reason for a missing gradient is named for the right parameter, and healthy models have none."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def test_detached_is_told_with_its_line():
 
     found = diagnose(model, loss)
     assert {f.parameter: f.reason for f in found.faults} == {"0.weight": "detached", "0.bias": "detached"}
-    assert f"detach() at {__file__}:{loss.__code__.co_firstlineno + 2}" in found.faults[0].words
+    assert f"{Path(__file__).name}:{loss.__code__.co_firstlineno + 2}" in found.faults[0].words
     with recording():
         recorded = loss()
     again = diagnose(model, recorded)
@@ -207,7 +208,7 @@ def test_no_grad_is_told_with_its_line():
 
     found = diagnose({"w": w, "u": u, "v": v}, loss)
     assert {f.parameter: f.reason for f in found.faults} == {"w": "no_grad", "u": "no_grad"}
-    assert f"op 'mul' at {__file__}" in found.for_("w")[0].words
+    assert "op 'mul' at " in found.for_("w")[0].words
     with no_grad():
         assert reasons({"w": w}, lambda: (w * 2.0).sum()) == {"w": ["no_grad"]}
     with recording():
@@ -455,7 +456,10 @@ def test_the_report_is_a_table_and_sentences():
     assert lines[0].split() == ["parameter", "shape", "|gradient|", "finding"]
     assert lines[1].split() == ["0.weight", "(6,", "8)", "0", "dead", "relu"]
     assert lines[4].endswith("learns") and "1 of 4 parameters learn" in lines[5]
-    assert text.count("all of its units are dead") == 1 and "0.weight, 0.bias, 2.weight: dead relu" in text
+    assert (
+        " ".join(text.split()).count("all of its units are dead") == 1
+        and "0.weight, 0.bias, 2.weight: dead relu" in text
+    )
     assert max(map(len, lines)) <= 80
 
 
@@ -471,7 +475,7 @@ def test_bad_input_is_refused():
         diagnose(model, target_loss(model, X), optimizer=5)
     with pytest.raises(RuntimeError, match="recording"):
         diagnose(model, target_loss(model, X)())
-    with pytest.raises(ValueError, match="scalar"):
+    with pytest.raises(ValueError, match=r"the loss has shape \(3, 5, 3\); it is one number"):
         diagnose(model, lambda: model(X))
     with pytest.raises(KeyError, match=r"there are 0\.weight"):
         diagnose(model, target_loss(model, X)).for_("nobody")

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def here() -> str:
     """This file and the line of the caller, as a message names them."""
     import sys
 
-    return re.escape(f"{__file__}:{sys._getframe(1).f_lineno}")
+    return re.escape(f"{Path(__file__).name}:{sys._getframe(1).f_lineno}")
 
 
 def test_gradient_is_grad_where_there_is_one():
@@ -193,9 +194,9 @@ def test_gradient_names_the_line_that_cut_the_graph_under_recording():
         cut, line = h.detach(), here()
         with no_grad():
             quiet, second = h * 2.0, here()
-    with pytest.raises(RuntimeError, match=rf"cut off from its graph by detach\(\) at {line}"):
+    with pytest.raises(RuntimeError, match=rf"cut off from its graph by detach\(\) at .*{line}"):
         cut.gradient()
-    with pytest.raises(RuntimeError, match=rf"by op 'mul' under no_grad\(\) at {second}"):
+    with pytest.raises(RuntimeError, match=rf"by op 'mul' under no_grad\(\) at .*{second}"):
         quiet.gradient()
     cut.requires_grad = True  # a leaf of its own from now on
     (cut * 2.0).sum().backward()
@@ -381,5 +382,7 @@ def test_a_tensor_made_from_what_was_cut_off_tells_where_the_cut_was():
     x = leaf([1.0, 2.0])
     with recording():
         far = (x.detach() * 2.0) + 1.0
-    with pytest.raises(RuntimeError, match=rf"cut off from its graph by detach\(\) at {re.escape(__file__)}"):
+    with pytest.raises(
+        RuntimeError, match=rf"cut off from its graph by detach\(\) at .*{re.escape(Path(__file__).name)}"
+    ):
         far.gradient()

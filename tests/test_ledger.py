@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,7 +221,7 @@ def test_module_paths_and_source_lines():
     with recording():
         ledger = model(x).sum().backward(trace=True)
     lines = {entry.line for entry in ledger if entry.result is not None}
-    assert all(line.startswith(__file__) for line in lines)
+    assert all(Path(__file__).name in line for line in lines)
     assert {entry.op for entry in ledger.in_module("0")} == {"affine"} or ledger.in_module("0")
     assert "test_ledger.py:" in str(ledger) and " module " in str(ledger).splitlines()[2]
 

@@ -42,7 +42,12 @@ def backward(
     found = sweep({node: g}, order, (leaves, leaves), create_graph, retain_graph, watch)
     with _deposit, switched(grad_mode, create_graph):
         for node, g in found.items():  # leaves, and inner nodes whose gradient is kept
-            node.grad = g if node.grad is None or node.parents else node.grad + g
+            if node.grad is None or node.parents:
+                node.grad = g
+            elif create_graph:
+                node.grad = node.grad + g
+            else:  # no op, which observers would take for one of the user's
+                node.grad = Tensor.wrap(np.asarray(node.grad._data + g._data))
 
 
 def grad(

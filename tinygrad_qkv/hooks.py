@@ -74,7 +74,7 @@ def run_hooks(node: Node, g: Tensor) -> Tensor:
         seen = _read_only(g)
         replaced = function(seen)
         if replaced is not None and replaced is not seen:
-            g = checked(replaced, node.shape, node.dtype, f"the hook {name_of(function)} on op '{node.op}'")
+            g = checked(replaced, node.shape, node.dtype, f"the hook {name_of(function)} on {_place(node)}")
     return g
 
 
@@ -101,6 +101,10 @@ def passed_on(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Tensor
     out = record(tensor._data.view(), "identity", (tensor,), (), (lambda g: g,), ("dx = g",))
     out.register_hook(hook)
     return out
+
+
+def _place(node: Node) -> str:
+    return f"op '{node.op}'" if node.name is None else repr(node.name)
 
 
 def _read_only(g: Tensor) -> Tensor:

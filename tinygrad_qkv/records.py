@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import FrameType
 from typing import NamedTuple
@@ -13,13 +14,13 @@ from tinygrad_qkv.tensor import Tensor
 
 
 class Line(NamedTuple):
-    """The user's source line that called an op."""
+    """The user's source line that called an op; as text its file is named from the working directory on."""
 
     file: str
     number: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+        return f"{self.file.removeprefix(os.getcwd() + os.sep)}:{self.number}"
 
 
 class recording(Watch):  # noqa: N801, named like the functions beside it

@@ -14,6 +14,8 @@ from tinygrad_qkv.diagnosis.reasons import FACTS, REASONS, Finding
 from tinygrad_qkv.random import unchanged_randomness
 from tinygrad_qkv.tensor import Tensor
 
+WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}  # a path stays on one line
+
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
@@ -50,7 +52,8 @@ class Diagnosis:
         learning = len(self.gradients) - len({f.parameter for f in self.faults})
         lines.append(f"{learning} of {len(self.gradients)} parameters learn; the loss is {self.loss:.4g}")
         for words, names in self._by_words().items():
-            lines += ["", *textwrap.wrap(f"{', '.join(names)}: {words}", 78, subsequent_indent="    ")]
+            text = f"{', '.join(names)}: {words}"
+            lines += ["", *textwrap.wrap(text, 78, subsequent_indent="    ", **WHOLE_WORDS)]
         return "\n".join(lines)
 
     __repr__ = __str__

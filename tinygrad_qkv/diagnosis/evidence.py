@@ -159,6 +159,8 @@ def gather(loss: Tensor | Callable[[], Tensor], parameters: dict[str, Tensor]) -
         result = loss()
     if not isinstance(result, Tensor):
         raise TypeError(f"diagnose(): the function returned {type(result).__name__}; it returns the loss, a Tensor")
+    if result.size != 1:
+        raise ValueError(f"diagnose(): the loss has shape {result.shape}; it is one number: reduce it, e.g. .mean()")
     return Evidence(result, parameters, look)
 
 
