@@ -117,10 +117,12 @@ def record(
 
         check_grad(softsign, np.array([-2.0, 0.5])), and check_grad_grad and check_jvp, tell whether it is right
 
-    `parents` are Tensors or Python numbers. `saved` is what the rules read: parents, `OUTPUT` (which then stands
-    first) for the result itself, and plain values such as masks, axes and shapes. `pullbacks` is a tuple with one
-    rule for each parent, or one function that returns a tuple of gradients. Each is called as `rule(g, *saved)`, must
-    change none of these, and returns what its parent gets; where broadcasting had stretched a parent, the engine sums.
+    `y` is a new array, or a view of an operand's. NOTE: that array itself is neither: backward could not see a write
+    through one of the two (return `x.data.copy()`). `parents` are Tensors or Python numbers. `saved` is what the
+    rules read: parents, `OUTPUT` (which then stands first) for the result itself, and plain values such as masks,
+    axes and shapes. `pullbacks` is a tuple with one rule for each parent, or one function that returns a tuple of
+    gradients. Each is called as `rule(g, *saved)`, must change none of these, and returns what its parent gets; where
+    broadcasting had stretched a parent, the engine sums.
 
     A rule gets arrays in an ordinary backward, and Tensors under `create_graph`, in jvp and in hessian: made of NumPy
     functions (not methods) of its own arguments it serves every order. NOTE: it must not reach around them (a closure
