@@ -25,7 +25,18 @@ class Elsewhere:
         raise missing(f"{kind.__name__!r} object", self.name, {self.name: self.instead})
 
 
-class NamesOfPyTorch:
+class Hinting:
+    """What has names that lead elsewhere; `dir()` leaves them out."""
+
+    __slots__ = ()
+
+    def __dir__(self) -> list[str]:
+        known = [item for kind in type(self).__mro__ for item in vars(kind).items()]
+        elsewhere = {name for name, value in known if isinstance(value, Elsewhere)}
+        return [name for name in super().__dir__() if name not in elsewhere]
+
+
+class NamesOfPyTorch(Hinting):
     """What PyTorch's tensors call by another name.
 
     One by one: a `__getattr__` for all of them would slow down every `t._data`, and so every small op by 5 %.
@@ -57,12 +68,8 @@ class NamesOfPyTorch:
         to = Elsewhere("t.astype(dtype)")
         type = Elsewhere("t.astype(dtype)")
 
-    def __dir__(self) -> list[str]:
-        """Without the names that lead elsewhere."""
-        return [name for name in super().__dir__() if not isinstance(vars(NamesOfPyTorch).get(name), Elsewhere)]
 
-
-class NamesOfPyTorchModules:
+class NamesOfPyTorchModules(Hinting):
     """What PyTorch's modules call by another name."""
 
     if not TYPE_CHECKING:
@@ -79,7 +86,3 @@ class NamesOfPyTorchModules:
         register_parameter = Elsewhere("module.name = nn.Parameter(...)")
         requires_grad_ = Elsewhere("for p in module.parameters(): p.requires_grad = True")
         to = Elsewhere("module.astype(dtype); there is only the CPU")
-
-    def __dir__(self) -> list[str]:
-        """Without the names that lead elsewhere."""
-        return [name for name in super().__dir__() if not isinstance(vars(NamesOfPyTorchModules).get(name), Elsewhere)]
