@@ -328,3 +328,9 @@ def test_a_tree_deeper_than_the_recursion_limit():
         model = nn.Sequential(model)
     assert [p.shape for p in model.parameters()] == [(2, 2), (2,)]
     assert next(iter(model.state_dict())) == "0." * 1500 + "weight"
+
+
+def test_dir_leaves_out_what_leads_elsewhere():
+    listed, of_tensor = dir(nn.Linear(2, 3)), dir(Tensor([1.0]))
+    assert "weight" in listed and "named_parameters" in listed and "register_buffer" not in listed
+    assert "permute" in of_tensor and "__add__" in of_tensor and "clamp" not in of_tensor
